@@ -1,0 +1,1 @@
+"""vicinal: test-time domain generalization by variational neighbor labels."""

@@ -1,0 +1,1 @@
+"""Test-time methods, one file each."""

@@ -1,0 +1,1 @@
+"""Comparisons of methods over seeds and targets."""

@@ -1,0 +1,1 @@
+"""Images, domains, streams."""

@@ -1,0 +1,146 @@
+"""Labelled domains, and the roles they play: sources with labels, targets without."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vicinal.errors import ConfigError, DataError, UnknownNameError
+
+MIN_SOURCES = 2
+
+
+# eq=False throughout: comparing tensors with == has no single truth value, so equality is identity.
+@dataclass(frozen=True, eq=False)
+class Domain:
+    """One labelled domain, decoded.
+
+    `train` and `val` are used when the domain is a source, `test` when it is a target; all three hold
+    positions in `images`. `paths` says where each image came from, relative to the data root.
+    """
+
+    name: str
+    images: Tensor
+    labels: Tensor
+    paths: tuple[str, ...]
+    train: Tensor
+    val: Tensor
+    test: Tensor
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+            raise DataError(f"domain '{self.name}': images must be uint8 of shape (N, C, H, W)")
+        if not len(self.images) == len(self.labels) == len(self.paths):
+            counts = f"{len(self.images)} images, {len(self.labels)} labels, {len(self.paths)} paths"
+            raise DataError(f"domain '{self.name}': {counts}; give one label and one path for each image")
+
+
+@dataclass(frozen=True, eq=False)
+class DomainSet:
+    """All domains of one data set, in order, with the classes they share.
+
+    `bad` lists the images that were skipped, each as "path: why".
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    domains: Mapping[str, Domain]
+    bad: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledImages:
+    """Images and their labels: uint8 (N, C, H, W) and int64 (N,)."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class SourceDomain:
+    """A domain to train on. `val` is empty when no class has two images."""
+
+    name: str
+    train: LabelledImages
+    val: LabelledImages
+
+
+@dataclass(frozen=True, eq=False)
+class TargetDomain:
+    """A domain to adapt to. It has no labels, so that no method can reach them."""
+
+    name: str
+    images: Tensor
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Roles:
+    """Sources, targets and, apart from both, the targets' labels.
+
+    `answers` are for metrics only: nothing that trains or adapts may take them, nor a `Roles`.
+    """
+
+    sources: tuple[SourceDomain, ...]
+    targets: tuple[TargetDomain, ...]
+    classes: tuple[str, ...]
+    answers: Mapping[str, Tensor]
+
+
+def assign_roles(data: DomainSet, targets: Sequence[str]) -> Roles:
+    """Return the named domains as targets, in the order given, and all others as sources."""
+    for name in targets:
+        if name not in data.domains:
+            raise UnknownNameError("domain", name, data.domains)
+    names = tuple(dict.fromkeys(targets))
+    sources = tuple(_as_source(domain) for name, domain in data.domains.items() if name not in names)
+    if len(sources) < MIN_SOURCES:
+        raise DataError(
+            f"'{data.name}' has {len(data.domains)} domains and {len(names)} of them are targets: "
+            "leave at least two source domains, so that a shift can be simulated"
+        )
+    chosen = [data.domains[name] for name in names]
+    answers = {domain.name: domain.labels[domain.test] for domain in chosen}
+    return Roles(sources, tuple(_as_target(domain) for domain in chosen), data.classes, answers)
+
+
+def _as_source(domain: Domain) -> SourceDomain:
+    """Return the domain's training and validation parts, with labels."""
+    train, val = (
+        LabelledImages(domain.images[part], domain.labels[part]) for part in (domain.train, domain.val)
+    )
+    return SourceDomain(domain.name, train, val)
+
+
+def _as_target(domain: Domain) -> TargetDomain:
+    """Return the domain's test part, without labels."""
+    paths = tuple(domain.paths[position] for position in domain.test.tolist())
+    return TargetDomain(domain.name, domain.images[domain.test], paths)
+
+
+def split_indices(labels: Tensor, val_fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the sorted positions of a training and a validation part, drawn class by class.
+
+    A class with two images or more has at least one in each part (in training alone when the fraction is 0);
+    a class with one image is in training.
+    """
+    if not 0 <= val_fraction < 1:
+        raise ConfigError(f"the validation fraction must be at least 0 and below 1, not {val_fraction}")
+    generator = torch.Generator().manual_seed(seed)
+    is_val = torch.zeros(len(labels), dtype=torch.bool)
+    for label in sorted(set(labels.tolist())):
+        members = (labels == label).nonzero().squeeze(1)
+        count = _val_count(len(members), val_fraction)
+        is_val[members[torch.randperm(len(members), generator=generator)[:count]]] = True
+    return (~is_val).nonzero().squeeze(1), is_val.nonzero().squeeze(1)
+
+
+def _val_count(count: int, val_fraction: float) -> int:
+    """Return how many of one class's images go to validation."""
+    if val_fraction == 0:
+        return 0
+    return min(count - 1, max(1, round(val_fraction * count)))

@@ -1,0 +1,1 @@
+"""One adapter over one stream gives one record."""

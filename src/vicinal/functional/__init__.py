@@ -1,0 +1,1 @@
+"""Pure maths: no state, no disk, no printing."""

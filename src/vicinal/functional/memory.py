@@ -1,0 +1,66 @@
+"""The memory of a stream and the evidence read off it: what the out-of-fold phi looks at."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vicinal.types import Head, StreamMemory
+
+EVIDENCE = ("log_count", "cosine", "confidence", "mean_norm", "row_norm", "log_marginal")
+
+
+def empty_memory(head: Head) -> StreamMemory:
+    """Return the memory before the first batch: no features, a uniform marginal."""
+    zeros = torch.zeros_like(head.bias)
+    return StreamMemory(torch.zeros_like(head.weight), zeros, zeros, torch.full_like(zeros, 1 / zeros.shape[-1]))
+
+
+def batch_memory(z: Tensor, y: Tensor) -> StreamMemory:
+    """Return what one batch adds: features weighted by squared confidence, label mass, class shares."""
+    weights = y.square()
+    return StreamMemory(weights.transpose(-1, -2) @ z, weights.sum(-2), y.sum(-2), y.mean(-2))
+
+
+def remember(memory: StreamMemory, new: StreamMemory, decay: float) -> StreamMemory:
+    """Return decay * memory + new; the marginal stays normalised: decay * old + (1 - decay) * new."""
+    return StreamMemory(
+        decay * memory.sums + new.sums,
+        decay * memory.counts + new.counts,
+        decay * memory.mass + new.mass,
+        decay * memory.marginal + (1 - decay) * new.marginal,
+    )
+
+
+def centred_means(memory: StreamMemory) -> tuple[Tensor, Tensor]:
+    """Return the class means of the stream less the stream's mean (..., C, d), and that mean (..., 1, d)."""
+    tiny = torch.finfo(memory.counts.dtype).tiny
+    total = memory.sums.sum(-2, keepdim=True) / memory.counts.sum(-1).clamp_min(tiny)[..., None, None]
+    means = memory.sums / memory.counts.clamp_min(tiny).unsqueeze(-1)
+    centred = torch.where(memory.counts.unsqueeze(-1) > 0, means - total, torch.zeros_like(means))
+    return centred, total
+
+
+def evidence(memory: StreamMemory, head: Head) -> Tensor:
+    """Return six numbers a class (..., C, 6), in the order of EVIDENCE, free of the scale of the features.
+
+    Log count in the memory; cosine between centred class mean and centred source row; mean confidence; norm of
+    the mean and norm of the row, each over its average; log of the running marginal times C.
+    """
+    centred, _ = centred_means(memory)
+    rows = head.weight - head.weight.mean(-2, keepdim=True)
+    tiny = 1e-6
+    numbers = (
+        memory.counts.add(tiny).log().clamp_min(-5),
+        F.cosine_similarity(centred, rows.expand_as(centred), dim=-1, eps=tiny),
+        memory.counts / memory.mass.clamp_min(tiny),
+        relative_norm(centred),
+        relative_norm(rows).expand_as(memory.counts),
+        (memory.marginal * memory.marginal.shape[-1]).add(1e-3).log(),
+    )
+    return torch.stack(numbers, -1)
+
+
+def relative_norm(rows: Tensor) -> Tensor:
+    """Return the norm of every row over the average norm (..., C)."""
+    norms = rows.norm(dim=-1)
+    return norms / norms.mean(-1, keepdim=True).clamp_min(1e-6)

@@ -1,0 +1,1 @@
+"""Networks: backbones, the classifier, the inference nets."""

@@ -1,0 +1,46 @@
+"""The classifier: normalization, features and a linear head, theta_s of the paper."""
+
+import torch
+from torch import Tensor, nn
+
+from vicinal.types import Head
+
+
+class Classifier(nn.Module):
+    """Maps images in [0, 1] to logits: head(features(normalize(x))).
+
+    Normalization constants are buffers of the model, so that whoever holds the model feeds it plain images
+    and cannot pair it with another model's constants.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self, features: nn.Module, num_features: int, num_classes: int, mean: list[float], std: list[float]
+    ) -> None:
+        super().__init__()
+        self.features = features
+        self.head = nn.Linear(num_features, num_classes)
+        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Return the features z (N, d) of images in [0, 1]."""
+        z: Tensor = self.features((x - self.mean) / self.std)
+        return z
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (N, C) of images in [0, 1]."""
+        logits: Tensor = self.head(self.embed(x))
+        return logits
+
+    def features_and_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return z (N, d) and logits (N, C) from one pass."""
+        z = self.embed(x)
+        return z, self.head(z)
+
+    @property
+    def linear(self) -> Head:
+        """The rows and bias of the head, cut off from the graph."""
+        return Head(self.head.weight.detach(), self.head.bias.detach())

@@ -1,0 +1,102 @@
+"""phi: from what is known of each class in the target to a Gaussian over its classifier row.
+
+Two nets answer the same question. `InferenceNet` is the paper's, fed with class-mean features. The other,
+`StreamInferenceNet`, is fed with a few scale-free numbers a class and a memory of the stream, so one fitted net
+serves models it was never fitted on.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from vicinal.functional.labels import linear_logits
+from vicinal.functional.memory import EVIDENCE, batch_memory, centred_means, evidence, remember
+from vicinal.types import GaussianW, Head, StreamMemory
+
+
+class InferenceNet(nn.Module):
+    """The paper's phi: class-mean feature -> mean and standard deviation of one classifier row."""
+
+    def __init__(self, num_features: int, hidden: int = 512, initial_std: float | None = None) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(num_features, hidden), nn.ReLU())
+        self.mean = nn.Linear(hidden, num_features)
+        self.log_std = nn.Linear(hidden, num_features)
+        # Departs from the paper: the mean head emits a correction of the source row, zero at the start. A free
+        # row needs long training and wrecks the labels until then.
+        nn.init.zeros_(self.mean.weight)
+        nn.init.zeros_(self.mean.bias)
+        # The noise of a logit is std times the norm of z: 5e-3 at d = 2048 keeps it near a quarter of a logit.
+        std = 5e-3 * math.sqrt(2048 / num_features) if initial_std is None else initial_std
+        nn.init.zeros_(self.log_std.weight)
+        nn.init.constant_(self.log_std.bias, math.log(std))
+
+    def forward(self, class_means: Tensor, head: Head, present: Tensor) -> GaussianW:
+        """Return w from class means (..., C, d); an absent class keeps its source row.
+
+        Departs from the paper, which fills absent classes with the batch mean: every such row then attracts
+        every sample.
+        """
+        hidden = self.trunk(class_means)
+        correction = torch.where(present.unsqueeze(-1), self.mean(hidden), torch.zeros_like(class_means))
+        mean = head.weight + correction
+        return GaussianW(mean, self.log_std(hidden).exp(), head.bias.expand(mean.shape[:-1]))
+
+
+class StreamInferenceNet(nn.Module):
+    """The out-of-fold phi: evidence a class -> how far its row moves toward the class mean of the stream."""
+
+    location: Tensor
+    scale: Tensor
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, hidden: int = 32, rounds: int = 2, decay: float = 0.9, reference_batch: int = 20) -> None:
+        super().__init__()
+        self.rounds, self.decay, self.reference_batch = rounds, decay, reference_batch
+        width = len(EVIDENCE)
+        self.net = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 3))
+        self.log_temperature = nn.Parameter(torch.zeros(()))
+        self.marginal_weight = nn.Parameter(torch.zeros(()))
+        last = self.net[-1]
+        assert isinstance(last, nn.Linear)
+        nn.init.zeros_(last.weight)
+        with torch.no_grad():
+            last.bias.copy_(torch.tensor([0.0, 0.0, -3.0]))
+        self.register_buffer("location", torch.zeros(width))
+        self.register_buffer("scale", torch.ones(width))
+        self.register_buffer("low", torch.full((width,), -math.inf))
+        self.register_buffer("high", torch.full((width,), math.inf))
+
+    def infer(self, memory: StreamMemory, head: Head) -> GaussianW:
+        """Return w from a memory that already holds the batch.
+
+        w_c = (W_c + a_c r u_c) / T, u_c the centred class mean over the average norm of such means, r the
+        average norm of the source rows; b_c = (b_c + beta_c + gamma log marginal_c - a_c r u_c' m) / T, m the
+        mean of the stream, so that a row is moved for centred features. The spread is s_c r / sqrt(d) in
+        every direction.
+        """
+        numbers = (evidence(memory, head) - self.location) / self.scale
+        step, beta, log_spread = self.net(numbers).unbind(-1)
+        centred, total = centred_means(memory)
+        row_norm = head.weight.norm(dim=-1).mean(-1)[..., None, None]
+        unit = centred / centred.norm(dim=-1).mean(-1).clamp_min(1e-6)[..., None, None]
+        moved = step.unsqueeze(-1) * row_norm * unit
+        heat = self.log_temperature.exp()
+        prior = self.marginal_weight * (memory.marginal + 1e-3).log()
+        bias = head.bias + beta + prior - (moved * total).sum(-1)
+        spread = log_spread.exp().unsqueeze(-1) * row_norm / math.sqrt(centred.shape[-1])
+        return GaussianW((head.weight + moved) / heat, (spread / heat).expand_as(moved), bias / heat)
+
+    def forward(
+        self, z: Tensor, logits: Tensor, head: Head, memory: StreamMemory
+    ) -> tuple[GaussianW, StreamMemory]:
+        """Return w for a batch and the memory that holds it: rounds of label-then-mean."""
+        decay = self.decay ** (z.shape[-2] / self.reference_batch)
+        y = logits.softmax(-1)
+        for _ in range(self.rounds):
+            after = remember(memory, batch_memory(z, y), decay)
+            w = self.infer(after, head)
+            y = linear_logits(z, w.mean, w.bias).softmax(-1)
+        return w, remember(memory, batch_memory(z, y), decay)

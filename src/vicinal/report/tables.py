@@ -1,0 +1,277 @@
+"""Records to rows, and rows to tables for the terminal and for Markdown."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from vicinal.errors import DataError
+from vicinal.evaluation.record import Record
+
+UNADAPTED = ("erm", "source", "none")
+MINUS = "\N{MINUS SIGN}"
+_CELL_HEADERS = ("Accuracy %", "vs ERM", "ECE", "NLL", "Brier", "Img/s", "Seeds")
+
+
+class Setup(NamedTuple):
+    """What is compared: a trained model and a way to run it on a stream."""
+
+    algorithm: str
+    method: str
+    statistics: str
+    predict: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: one setup on one kind of stream, over targets and seeds. Metrics are fractions."""
+
+    algorithm: str
+    method: str
+    statistics: str
+    predict: str
+    stream: str
+    seeds: int
+    runs: int
+    accuracy_mean: float
+    accuracy_std: float
+    ece_mean: float
+    ece_std: float
+    nll_mean: float
+    brier_mean: float
+    per_target: dict[str, float]
+    images_per_second: float
+
+    @property
+    def setup(self) -> Setup:
+        """Return the row's setup, the same on every kind of stream."""
+        return Setup(self.algorithm, self.method, self.statistics, self.predict)
+
+    @property
+    def complete(self) -> bool:
+        """Return whether every seed was measured on every target of the row."""
+        return self.runs == self.seeds * len(self.per_target)
+
+
+def setup_of(record: Record) -> Setup:
+    """Return the setup a record measures."""
+    return Setup(record.algorithm, record.method, record.statistics, record.predict)
+
+
+def latest(records: Iterable[Record]) -> list[Record]:
+    """Return the records without repeats: of runs that share setup, stream, target and seed the last counts.
+
+    Records that no table should average over (datasets, backbones, batch sizes of one setup) raise.
+    """
+    kept: dict[tuple[Setup, str, str, int], Record] = {}
+    mixed: dict[str, set[str]] = {}
+    for record in records:
+        setup = setup_of(record)
+        kept[setup, record.stream, record.target, record.seed] = record
+        mixed.setdefault("datasets", set()).add(record.dataset)
+        mixed.setdefault("backbones", set()).add(record.backbone)
+        where = f"batch sizes for {'/'.join(setup)} on the {record.stream} stream"
+        mixed.setdefault(where, set()).add(str(record.batch_size))
+    for kind, values in mixed.items():
+        if len(values) > 1:
+            raise DataError(f"these records mix {kind} ({', '.join(sorted(values))}): report each by itself")
+    return list(kept.values())
+
+
+def summarise(records: Iterable[Record]) -> list[Row]:
+    """Return one row per setup and stream: targets averaged within a seed, then mean and std over seeds.
+
+    The std is the sample's (ddof=1), 0 for one seed. Rows of one stream stand together, its ERM row first,
+    the others in order of first appearance.
+    """
+    groups: dict[str, dict[Setup, list[Record]]] = {}
+    for record in latest(records):
+        groups.setdefault(record.stream, {}).setdefault(setup_of(record), []).append(record)
+    rows: list[Row] = []
+    for stream, setups in groups.items():
+        of_stream = [_row(setup, stream, members) for setup, members in setups.items()]
+        first = reference(of_stream, stream)
+        rows += sorted(of_stream, key=lambda row: row is not first)
+    return rows
+
+
+def _row(setup: Setup, stream: str, records: Sequence[Record]) -> Row:
+    def per_seed(value: Callable[[Record], float]) -> list[float]:
+        by_seed: dict[int, list[float]] = {}
+        for record in records:
+            by_seed.setdefault(record.seed, []).append(value(record))
+        return [statistics.fmean(values) for values in by_seed.values()]
+
+    accuracies, eces = per_seed(lambda r: r.accuracy), per_seed(lambda r: r.ece)
+    by_target: dict[str, list[float]] = {}
+    for record in records:
+        by_target.setdefault(record.target, []).append(record.accuracy)
+    return Row(
+        *setup,
+        stream=stream,
+        seeds=len(accuracies),
+        runs=len(records),
+        accuracy_mean=statistics.fmean(accuracies),
+        accuracy_std=_std(accuracies),
+        ece_mean=statistics.fmean(eces),
+        ece_std=_std(eces),
+        nll_mean=statistics.fmean(per_seed(lambda r: r.nll)),
+        brier_mean=statistics.fmean(per_seed(lambda r: r.brier)),
+        per_target={target: statistics.fmean(values) for target, values in by_target.items()},
+        images_per_second=statistics.fmean(r.images_per_second for r in records),
+    )
+
+
+def _std(values: Sequence[float]) -> float:
+    if not all(map(math.isfinite, values)):
+        return math.nan
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def reference(rows: Sequence[Row], stream: str) -> Row | None:
+    """Return the ERM row of a stream: trained by ERM, not adapted, on source statistics; None without one."""
+    for row in rows:
+        if row.stream == stream and is_erm(row.setup) and row.statistics == "source" and row.predict == "own":
+            return row
+    return None
+
+
+def is_erm(setup: Setup) -> bool:
+    """Return whether the setup is an ERM model that is not adapted."""
+    return setup.algorithm == "erm" and setup.method in UNADAPTED
+
+
+def difference(row: Row, erm: Row | None) -> float:
+    """Return how far the row's mean accuracy lies above ERM's; NaN where the two are not comparable.
+
+    They are when both were measured on the same targets with every seed.
+    """
+    if erm is None or not (row.complete and erm.complete) or row.per_target.keys() != erm.per_target.keys():
+        return math.nan
+    return row.accuracy_mean - erm.accuracy_mean
+
+
+def best(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that share the highest accuracy of their stream, as printed.
+
+    Only rows measured on every target of the stream compete: the mean over the easy ones proves nothing. A
+    row alone on its stream is not a winner.
+    """
+    winners: list[Row] = []
+    for stream in dict.fromkeys(row.stream for row in rows):
+        of_stream = [row for row in rows if row.stream == stream]
+        targets = {target for row in of_stream for target in row.per_target}
+        fair = [row for row in of_stream if row.complete and row.per_target.keys() == targets]
+        fair = [row for row in fair if math.isfinite(row.accuracy_mean)]
+        if len(fair) > 1:
+            top = percent(max(row.accuracy_mean for row in fair))
+            winners += [row for row in fair if percent(row.accuracy_mean) == top]
+    return winners
+
+
+def labels(setups: Iterable[Setup]) -> dict[Setup, str]:
+    """Return a short name for each setup: its method, and in brackets only what tells namesakes apart."""
+    setups = list(dict.fromkeys(setups))
+    names: dict[Setup, str] = {}
+    for setup in setups:
+        namesakes = [other for other in setups if base_name(other) == base_name(setup)]
+        fields = ("algorithm", "method", "statistics", "predict")
+        telling = [f for f in fields if len({getattr(other, f) for other in namesakes}) > 1]
+        extra = ", ".join(getattr(setup, field) for field in telling)
+        names[setup] = f"{base_name(setup)} ({extra})" if extra else base_name(setup)
+    return names
+
+
+def base_name(setup: Setup) -> str:
+    """Return the setup's method, or how its model was trained where nothing adapts it."""
+    if is_erm(setup):
+        return "ERM"
+    return f"{setup.algorithm}, not adapted" if setup.method in UNADAPTED else setup.method
+
+
+def percent(fraction: float) -> str:
+    """Return a fraction in percent with one decimal."""
+    return f"{100 * fraction:.1f}" if math.isfinite(fraction) else "NaN"
+
+
+def decimal(value: float) -> str:
+    """Return a number with three decimals."""
+    return f"{value:.3f}" if math.isfinite(value) else "NaN"
+
+
+def points(fraction: float) -> str:
+    """Return a difference of fractions in percent points with its sign; empty for NaN."""
+    if not math.isfinite(fraction):
+        return ""
+    text = f"{100 * fraction:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", MINUS)
+
+
+def spread(mean: float, std: float, seeds: int) -> str:
+    """Return 'mean ± std' in percent; the mean alone for one seed, whose spread is unknown."""
+    return percent(mean) if seeds < 2 else f"{percent(mean)} ± {percent(std)}"
+
+
+def cells(row: Row, erm: Row | None) -> list[str]:
+    """Return the printed numbers of a row, in the order of the columns that follow its names."""
+    return [
+        spread(row.accuracy_mean, row.accuracy_std, row.seeds) + ("" if row.complete else " *"),
+        "" if row is erm else points(difference(row, erm)),
+        spread(row.ece_mean, row.ece_std, row.seeds),
+        decimal(row.nll_mean),
+        decimal(row.brier_mean),
+        f"{row.images_per_second:,.0f}",
+        str(row.seeds),
+    ]
+
+
+def rich_table(rows: Sequence[Row]) -> Table:
+    """Return the rows as a table for the terminal, the best accuracy of each stream in bold."""
+    incomplete = not all(row.complete for row in rows)
+    table = Table(
+        box=SIMPLE_HEAD, caption="* not every seed was measured on every target" if incomplete else None
+    )
+    table.add_column("Method")
+    for header in _CELL_HEADERS:
+        table.add_column(header, justify="right", no_wrap=True)
+    winners, names = best(rows), labels(row.setup for row in rows)
+    stream = None
+    for row in rows:
+        numbers = cells(row, reference(rows, row.stream))
+        if row in winners:
+            numbers[0] = f"[bold]{numbers[0]}[/bold]"
+        if row.stream != stream:
+            table.add_section()
+            table.add_row(f"[dim]{escape(row.stream)} stream[/dim]")
+            stream = row.stream
+        table.add_row(escape(names[row.setup]), *numbers)
+    return table
+
+
+def markdown_table(rows: Sequence[Row]) -> str:
+    """Return the rows as a Markdown table with a column per target, the best accuracy of a stream in bold."""
+    targets = list(dict.fromkeys(target for row in rows for target in row.per_target))
+    names = ("Stream", "Algorithm", "Method", "Statistics", "Predict")
+    lines = [
+        _markdown_line([*names, *_CELL_HEADERS, *targets]),
+        "|" + "---|" * len(names) + "---:|" * (len(_CELL_HEADERS) + len(targets)),
+    ]
+    winners = best(rows)
+    for row in rows:
+        numbers = cells(row, reference(rows, row.stream))
+        if row in winners:
+            numbers[0] = f"**{numbers[0]}**"
+        shown = [percent(row.per_target[t]) if t in row.per_target else "" for t in targets]
+        lines.append(_markdown_line([row.stream, *row.setup, *numbers, *shown]))
+    if not all(row.complete for row in rows):
+        lines += ["", "\\* not every seed was measured on every target"]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_line(texts: Sequence[str]) -> str:
+    return "| " + " | ".join(text.replace("|", "\\|").replace("\n", " ") for text in texts) + " |"
