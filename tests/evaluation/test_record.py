@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vicinal.errors import DataError
-from vicinal.evaluation.record import Record, append_record, read_records, versions
+from vicinal.evaluation.record import Record, append_record, read_records
+from vicinal.versions import versions
 
 RECORD = Record(
     dataset="digits",

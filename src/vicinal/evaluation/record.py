@@ -4,10 +4,8 @@ import dataclasses
 import json
 import math
 import os
-import platform
 import sys
 import warnings
-from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO, get_origin, get_type_hints
 
@@ -98,17 +96,6 @@ def read_records(path: Path) -> list[Record]:
             return [*records, _read_line(path, len(complete) + 1, tail)]
         warnings.warn(f"{path}: skipped a torn last line (line {len(complete) + 1})", stacklevel=2)
     return records
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that a result depends on."""
-    found = {"python": platform.python_version()}
-    for package in ("torch", "torchvision", "timm", "vicinal"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "unknown"
-    return found
 
 
 def _finite_or_none(value: Any) -> Any:

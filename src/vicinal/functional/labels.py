@@ -17,7 +17,9 @@ def soft_labels(logits: Tensor) -> Tensor:
     return logits.softmax(-1)
 
 
-def probabilistic_labels(logits: Tensor, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
+def probabilistic_labels(
+    logits: Tensor, num_samples: int, generator: torch.Generator | None = None
+) -> Tensor:
     """Return the mean of one-hot draws from the predicted categoricals (N, C), Eq. (3).
 
     The loss is linear in the label, so the mean of the draws gives the mean of their losses.

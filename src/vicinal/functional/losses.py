@@ -10,7 +10,7 @@ from vicinal.types import GaussianW
 def soft_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """Return the cross-entropy of predictions with labels that are distributions, a mean over samples.
 
-    L_CE = -(1/N) sum_i sum_c y[i, c] log p[i, c]; the loss of Eq. (8) and Eq. (12).
+    L_CE = -(1/N) sum_i sum_c y[i, c] log p[i, c]; the loss of Eq. (8) and Eq. (11).
     """
     return -(y * F.log_softmax(logits, dim=-1)).sum(-1).mean()
 

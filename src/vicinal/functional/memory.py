@@ -12,7 +12,9 @@ EVIDENCE = ("log_count", "cosine", "confidence", "mean_norm", "row_norm", "log_m
 def empty_memory(head: Head) -> StreamMemory:
     """Return the memory before the first batch: no features, a uniform marginal."""
     zeros = torch.zeros_like(head.bias)
-    return StreamMemory(torch.zeros_like(head.weight), zeros, zeros, torch.full_like(zeros, 1 / zeros.shape[-1]))
+    return StreamMemory(
+        torch.zeros_like(head.weight), zeros, zeros, torch.full_like(zeros, 1 / zeros.shape[-1])
+    )
 
 
 def batch_memory(z: Tensor, y: Tensor) -> StreamMemory:

@@ -1,36 +1,50 @@
-"""Normalization statistics as arithmetic: batch, source, blend and stream moments of one layer."""
+"""Normalization statistics as arithmetic: how batch, source and stream moments of one layer combine."""
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+# How much one update may stretch a channel: beyond it the batch, not the update, is what changed.
+MAX_STRETCH = 2.0
 
 
 class Moments(NamedTuple):
-    """First and second moment of every channel: E[x] and E[x^2]."""
+    """Mean and (population) variance of every channel of a layer's input."""
 
     mean: Tensor
-    second: Tensor
-
-    @property
-    def variance(self) -> Tensor:
-        """The variance E[x^2] - E[x]^2, never below zero."""
-        return (self.second - self.mean.square()).clamp_min(0)
+    variance: Tensor
 
 
-def moments_from(mean: Tensor, variance: Tensor) -> Moments:
-    """Return the moments of a layer that stores mean and variance."""
-    return Moments(mean.clone(), variance + mean.square())
+def moments_of(x: Tensor) -> Moments:
+    """Return the moments of every channel of x (N, C, ...) over samples and places."""
+    places = [dim for dim in range(x.ndim) if dim != 1]
+    variance, mean = torch.var_mean(x.detach().float(), dim=places, correction=0)
+    return Moments(mean, variance)
 
 
 def mix(old: Moments, new: Moments, weight: float) -> Moments:
-    """Return (1 - weight) old + weight new.
+    """Return the moments of a mixture that takes `weight` of its samples from `new` and the rest from `old`.
 
-    Moments are mixed, not variances: the spread between batches then counts as spread, which is all there is
-    when images come one at a time.
+    The distance between the means counts as spread: it is all the spread there is between images that come
+    one at a time.
     """
-    return Moments(
-        old.mean + weight * (new.mean - old.mean), old.second + weight * (new.second - old.second)
-    )
+    shift = new.mean - old.mean
+    variance = (1 - weight) * old.variance + weight * new.variance + weight * (1 - weight) * shift.square()
+    return Moments(old.mean + weight * shift, variance)
+
+
+def transport(moments: Moments, before: Moments, after: Moments) -> Moments:
+    """Return `moments` carried along when an update moves a batch's own moments from `before` to `after`.
+
+    The update is taken for an affine map of each channel, x' = a x + b, a = sqrt(v_after / v_before),
+    b = m_after - a m_before: statistics gathered under the old weights then hold under the new ones.
+    """
+    tiny = 1e-8
+    ratio = ((after.variance + tiny) / (before.variance + tiny)).sqrt()
+    stretch = ratio.clamp(1 / MAX_STRETCH, MAX_STRETCH)
+    mean = after.mean + stretch * (moments.mean - before.mean)
+    return Moments(mean, moments.variance * stretch.square())
 
 
 def stream_weight(images: int, seen: int, source_images: int, floor: float) -> float:

@@ -1,5 +1,6 @@
 """Parameter updates as pure functions: the inner step and the exact second order without double backward."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -50,8 +51,8 @@ def second_order(
     Both directional derivatives come from two gradient passes at theta +- epsilon v / |v|: no graph of a
     backward pass is ever built.
     """
-    norm = torch.sqrt(sum((part.double().square().sum() for part in v.values()), torch.zeros(())).clamp_min(1e-300))
-    scale = epsilon / float(norm)
+    norm = math.sqrt(sum(float(part.double().square().sum()) for part in v.values()))
+    scale = epsilon / max(norm, 1e-12)
     plus, log_p_plus = gradient_at(logits, {k: t + scale * v[k] for k, t in theta.items()}, y_hat)
     minus, log_p_minus = gradient_at(logits, {k: t - scale * v[k] for k, t in theta.items()}, y_hat)
     hessian_v = {name: (plus[name] - minus[name]) / (2 * scale) for name in theta}

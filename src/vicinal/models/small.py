@@ -5,7 +5,7 @@ from typing import Literal
 from torch import nn
 
 Norm = Literal["batch", "group", "layer", "none"]
-WIDTHS = (32, 64, 128)
+WIDTHS = (24, 48, 96)
 
 
 def _norm(kind: Norm, channels: int) -> nn.Module:

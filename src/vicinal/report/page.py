@@ -9,11 +9,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from vicinal.errors import DataError
-from vicinal.evaluation.record import Record, versions
+from vicinal.evaluation.record import Record
 from vicinal.report import content
 from vicinal.report.examples import Example, image_data_uri
 from vicinal.report.plots import LineStyle, curves, figure_data_uri, line_styles, reliability_diagram
 from vicinal.report.tables import Setup, labels, latest, summarise
+from vicinal.versions import versions
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,22 @@
+"""Pseudo labels of the common kind."""
+
+from torch import Tensor
+
+from vicinal.adapters.contract import Adapter, Settings, register
+from vicinal.adapters.passes import all_parameters, predict, train_on_labels
+from vicinal.checkpoint import Trained
+from vicinal.functional.labels import hard_labels
+
+
+@register("hard", Settings())
+class Hard(Adapter):
+    """The argmax of the model's own prediction is the label; all parameters updated."""
+
+    def prepare(self, source: Trained) -> None:
+        """Set up the optimizer."""
+        self.optimizer = all_parameters(self)
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """Update by the labels, then predict."""
+        train_on_labels(self, x, lambda z, logits: hard_labels(logits))
+        return predict(self, x)[1]

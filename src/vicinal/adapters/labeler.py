@@ -1,0 +1,42 @@
+"""An out-of-fold phi at work on a stream: it labels batches and remembers them."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from vicinal.functional.labels import neighbor_labels
+from vicinal.functional.memory import empty_memory
+from vicinal.models.inference import StreamInferenceNet
+from vicinal.types import Head, StreamMemory
+
+
+class StreamLabeler(nn.Module):
+    """Labels the batches of one stream with phi, keeping the memory phi reads."""
+
+    def __init__(self, phi: StreamInferenceNet, head: Head) -> None:
+        super().__init__()
+        self.phi = copy.deepcopy(phi).requires_grad_(False)
+        for name, value in empty_memory(head)._asdict().items():
+            self.register_buffer(name, value)
+
+    @property
+    def memory(self) -> StreamMemory:
+        """The stream as seen so far."""
+        return StreamMemory(*(self.get_buffer(name) for name in StreamMemory._fields))
+
+    @torch.no_grad()
+    def forward(
+        self, z: Tensor, logits: Tensor, head: Head, num_samples: int, generator: torch.Generator
+    ) -> Tensor:
+        """Return y_hat (N, C) and remember the batch.
+
+        y_hat = t y_w + (1 - t) y_own, y_w what draws of w say and t the trust in it: the part of its mass
+        that lies on classes whose evidence is inside the range phi was fitted on.
+        """
+        w, memory = self.phi(z, logits, head, self.memory)
+        y_w = neighbor_labels(z, w, num_samples, generator)
+        trust = (y_w * self.phi.trust(memory, head)).sum(-1, keepdim=True)
+        for name, value in memory._asdict().items():
+            self.get_buffer(name).copy_(value)
+        return trust * y_w + (1 - trust) * logits.softmax(-1)

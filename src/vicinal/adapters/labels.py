@@ -1,0 +1,27 @@
+"""Prediction by the labels alone."""
+
+from torch import Tensor
+
+from vicinal.adapters.contract import Adapter, register
+from vicinal.adapters.labeler import StreamLabeler
+from vicinal.adapters.passes import as_logits, predict
+from vicinal.adapters.vnl import VnlSettings, fitted
+from vicinal.checkpoint import Trained
+
+
+@register("labels", VnlSettings(update="none"))
+class Labels(Adapter):
+    """Prediction by out-of-fold neighbor labels alone: stream statistics, no update."""
+
+    settings: VnlSettings
+
+    def prepare(self, source: Trained) -> None:
+        """Set up the labeler."""
+        self.labeler = StreamLabeler(fitted(source.anchor_phi), self.model.linear)
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """Return the log of the labels as logits."""
+        z, logits = predict(self, x)
+        draws = self.settings.num_samples
+        y_hat: Tensor = self.labeler(z, logits, self.model.linear, draws, self.generator)
+        return as_logits(y_hat)

@@ -1,0 +1,23 @@
+"""Pseudo labels as stochastic variables, Eq. (3)."""
+
+from torch import Tensor
+
+from vicinal.adapters.contract import Adapter, Settings, register
+from vicinal.adapters.passes import all_parameters, predict, train_on_labels
+from vicinal.checkpoint import Trained
+from vicinal.functional.labels import probabilistic_labels
+
+
+@register("probabilistic", Settings())
+class Probabilistic(Adapter):
+    """One-hot draws from the predicted categorical are the labels; all parameters updated."""
+
+    def prepare(self, source: Trained) -> None:
+        """Set up the optimizer."""
+        self.optimizer = all_parameters(self)
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """Update by the labels, then predict."""
+        draws = max(self.settings.num_samples, 1)
+        train_on_labels(self, x, lambda z, logits: probabilistic_labels(logits, draws, self.generator))
+        return predict(self, x)[1]

@@ -1,0 +1,24 @@
+"""Variational neighbor labels as the paper has them: Algorithm 1 in training, Algorithm 2 here."""
+
+import copy
+
+from torch import Tensor
+
+from vicinal.adapters.contract import Adapter, Settings, register
+from vicinal.adapters.neighbor import adapt_by_phi, trained_phi
+from vicinal.adapters.passes import all_parameters
+from vicinal.checkpoint import Trained
+
+
+@register("vnl_paper", Settings())
+class VnlPaper(Adapter):
+    """Neighbor labels from the meta-trained phi: Algorithm 2 as the paper has it."""
+
+    def prepare(self, source: Trained) -> None:
+        """Take phi over and set up the optimizer."""
+        self.phi = copy.deepcopy(trained_phi(source, "meta", "vnl_paper"))
+        self.optimizer = all_parameters(self)
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """Update by the labels, then predict."""
+        return adapt_by_phi(self, self.phi, x)

@@ -1,0 +1,150 @@
+"""One safetensors file: weights, config, class names, preprocessing, what was chosen, and versions.
+
+Loading reads tensors and JSON; it executes no code. Writing is atomic: a full disk or a kill leaves the old
+file as it was.
+"""
+
+import dataclasses
+import json
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from vicinal.errors import CheckpointError
+from vicinal.models.backbones import Preprocessing, build_classifier
+from vicinal.models.classifier import Classifier
+from vicinal.models.inference import InferenceNet, StreamInferenceNet
+from vicinal.versions import versions
+
+FORMAT = 1
+HEADER = "vicinal"
+
+
+@dataclass
+class Trained:
+    """A source-trained model and everything that travels with it."""
+
+    model: Classifier
+    backbone: str
+    classes: tuple[str, ...]
+    preprocessing: Preprocessing
+    algorithm: str
+    phi: InferenceNet | None = None  # the paper's, by `meta` or `neighbor` training
+    anchor_phi: StreamInferenceNet | None = None  # out-of-fold, for a model that is not updated
+    predict_phi: StreamInferenceNet | None = None  # out-of-fold, for the updated model
+    choice: dict[str, Any] = field(
+        default_factory=dict
+    )  # chosen on left-out domains, with the table behind it
+    config: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)  # dataset, sources, seed, validation accuracy
+    versions: dict[str, str] = field(default_factory=versions)
+
+
+def save(path: Path, trained: Trained) -> None:
+    """Write a trained model as one file."""
+    parts = {"model": trained.model, "phi": trained.phi}
+    parts |= {"anchor_phi": trained.anchor_phi, "predict_phi": trained.predict_phi}
+    tensors = {
+        f"{part}.{name}": value
+        for part, module in parts.items()
+        if module is not None
+        for name, value in module.state_dict().items()
+    }
+    kept = ("backbone", "classes", "algorithm", "choice", "config", "provenance", "versions")
+    header = {name: getattr(trained, name) for name in kept}
+    header |= {"kind": "model", "preprocessing": dataclasses.asdict(trained.preprocessing)}
+    header["nets"] = {part: module.shape for part, module in parts.items() if hasattr(module, "shape")}
+    write_tensors(path, tensors, header)
+
+
+def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
+    """Return the trained model in a checkpoint, or in the checkpoint of a run's folder."""
+    path = Path(path)
+    if path.is_dir():
+        path = path / "model.safetensors"
+    tensors, header = read_tensors(path)
+    if header.get("kind") != "model":
+        raise CheckpointError(
+            f"{path}: holds the state of an unfinished training, not a model: run it to its end"
+        )
+    try:
+        trained = _rebuild(header, tensors)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"{path}: its weights and its header disagree ({reason})") from None
+    for module in (trained.model, trained.phi, trained.anchor_phi, trained.predict_phi):
+        if module is not None:
+            module.to(device).eval()
+    return trained
+
+
+def _rebuild(header: dict[str, Any], tensors: dict[str, Tensor]) -> Trained:
+    fields = header["preprocessing"]
+    preprocessing = Preprocessing(
+        fields["size"], fields["channels"], tuple(fields["mean"]), tuple(fields["std"])
+    )
+    classes = tuple(header["classes"])
+    model = build_classifier(header["backbone"], len(classes), weights="none", preprocessing=preprocessing)
+    _fill(model, "model", tensors)
+    nets: dict[str, Any] = {}
+    kinds = {"phi": InferenceNet, "anchor_phi": StreamInferenceNet, "predict_phi": StreamInferenceNet}
+    for part, shape in header["nets"].items():
+        nets[part] = kinds[part](**shape)
+        _fill(nets[part], part, tensors)
+    kept = {
+        name: header[name] for name in ("backbone", "algorithm", "choice", "config", "provenance", "versions")
+    }
+    return Trained(model=model, classes=classes, preprocessing=preprocessing, **nets, **kept)
+
+
+def _fill(module: nn.Module, part: str, tensors: dict[str, Tensor]) -> None:
+    prefix = part + "."
+    own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    module.load_state_dict(own)
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+    """Write tensors and a JSON header to `path`, all or nothing."""
+    ready = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    metadata = {HEADER: json.dumps({"format": FORMAT, **header}, sort_keys=True)}
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        os.close(handle)
+        temporary = Path(name)
+        save_file(ready, temporary, metadata=metadata)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except (OSError, SafetensorError) as error:
+        kept = "; the checkpoint that was there is intact" if path.exists() else ""
+        raise CheckpointError(f"{path}: could not be written ({error}){kept}") from None
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the JSON header of a file that `write_tensors` wrote."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such checkpoint")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        header = json.loads(metadata[HEADER])
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: damaged, or not a safetensors file ({error})") from None
+    except KeyError:
+        raise CheckpointError(f"{path}: a safetensors file, but not one of vicinal's") from None
+    if header.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: format {header.get('format')}; this version reads format {FORMAT}")
+    return tensors, header

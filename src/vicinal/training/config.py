@@ -1,0 +1,84 @@
+"""Everything that training can be told, each constant of the method with its reason."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vicinal.data.transforms import HARDENINGS, Augment
+from vicinal.errors import ConfigError, UnknownNameError
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How the source model is trained. The defaults are for a small net from scratch; see `for_pretrained`."""
+
+    algorithm: str = "meta"
+    iterations: int = 200
+    batch_size: int = 70  # images of each of the two batches of an iteration; ERM takes both at once
+    backbone_lr: float = 5e-3  # peak of a one-cycle schedule; lambda_2 of the paper for the features
+    head_lr: float = 5e-3  # the classifier's
+    phi_lr: float = 1e-3  # lambda_3
+    adapt_lr: float = 1e-4  # lambda_1, the simulated generalization step
+    label_smoothing: float = 0.1  # better on validation data and on left-out domains (docs/experiments.md)
+    group_size: int = 20  # neighbors phi sees at once: the batch size of test time, not of training
+    num_samples: int = 10  # draws of w
+    draw_labels: bool = False  # one-hot draws of y_hat in the inner step instead of its probabilities
+    kl_weight: float = 1.0  # on a KL that is a mean over features
+    second_order: bool = False
+    difference: float = 1e-2  # length of the central difference along the meta gradient, for second order
+    joint_features: bool = False  # let the loss of the labels reach the features too
+    augment: Augment | None = None
+    validate_every: int = 50
+    save_every: int = 500
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        positive = ("iterations", "batch_size", "group_size", "validate_every", "save_every")
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("backbone_lr", "head_lr", "phi_lr", "adapt_lr", "difference"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
+
+
+def for_pretrained(**options: Any) -> TrainConfig:
+    """Return the paper's step sizes, for a backbone that starts from pretrained weights."""
+    paper: dict[str, Any] = {"backbone_lr": 5e-5, "head_lr": 1e-4, "phi_lr": 1e-4, "iterations": 2000}
+    return TrainConfig(**(paper | {"augment": Augment(), "validate_every": 100} | options))
+
+
+@dataclass(frozen=True)
+class OutOfFoldConfig:
+    """How phi is fitted on domains its models never saw, and how the rule of test time is chosen."""
+
+    leave_out: int = 0  # domains each left-out model goes without; 0: two with four sources or more, else one
+    batch_size: int = 20
+    stream_images: int | None = 1000  # at most this many images of a left-out domain
+    marginals: tuple[float, ...] = ()  # Dirichlet parameters of further streams with drawn class marginals
+    hardenings: tuple[str, ...] = ()  # further streams of transformed images
+    hidden: int = 32
+    rounds: int = 2
+    decay: float = 0.9
+    epochs: int = 100
+    fit_lr: float = 1e-2
+    num_samples: int = 4  # draws of w in fitting
+    posterior_weight: float = 0.0
+    kl_weight: float = 0.0
+    step_sizes: tuple[float, ...] = (3e-4, 1e-3, 2e-3)
+    follow: tuple[float, ...] = (0.0,)
+    updates: tuple[Literal["none", "entropy", "anchored"], ...] = ("none", "entropy", "anchored")
+    baselines: tuple[str, ...] = ("soft", "hard", "probabilistic")
+
+    def __post_init__(self) -> None:
+        for name in self.hardenings:
+            if name not in HARDENINGS:
+                raise UnknownNameError("hardening", name, HARDENINGS)
+        if self.leave_out < 0 or self.epochs < 1 or not self.step_sizes:
+            raise ConfigError("out-of-fold fitting needs leave_out >= 0, epochs >= 1 and a step size to try")
+
+
+def as_dict(config: TrainConfig | OutOfFoldConfig) -> dict[str, Any]:
+    """Return a config as plain values that JSON keeps unchanged."""
+    plain = dataclasses.asdict(config)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}

@@ -1,0 +1,126 @@
+"""Streams of domains that a model never saw: source data, with labels, played as if it were a target's."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vicinal.adapters.contract import Adapter
+from vicinal.checkpoint import Trained
+from vicinal.data.domains import LabelledImages, SourceDomain
+from vicinal.data.streams import Stream, label_shift_order, online_order
+from vicinal.data.transforms import HARDENINGS, to_float
+from vicinal.errors import ConfigError
+from vicinal.training.config import OutOfFoldConfig
+from vicinal.types import Head
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A model and the source domains that were kept from it."""
+
+    trained: Trained
+    left_out: tuple[SourceDomain, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LeftOutStream:
+    """One stream for one left-out model. The labels are a source's own, here to teach phi and to score rules."""
+
+    name: str
+    trained: Trained
+    stream: Stream
+    labels: Tensor  # in order of arrival
+
+
+def folds(count: int, leave_out: int) -> list[tuple[int, ...]]:
+    """Return, for each left-out model, the positions of the domains it goes without.
+
+    Every model goes without `leave_out` neighbors in the list of domains (which wraps around), so that each
+    domain is left out `leave_out` times. With many sources one domain less is hardly a shift: 0 means two for
+    four sources or more, one for fewer.
+    """
+    size = leave_out or (2 if count >= 4 else 1)
+    if size >= count:
+        raise ConfigError(
+            f"cannot leave out {size} of {count} source domains: leave at least one to train on"
+        )
+    return [tuple(sorted((start + step) % count for step in range(size))) for start in range(count)]
+
+
+def left_out_streams(every: Sequence[Fold], config: OutOfFoldConfig, seed: int) -> list[LeftOutStream]:
+    """Return the natural streams of all left-out domains, then those with drawn marginals and hardened images."""
+    return [
+        stream
+        for fold in every
+        for position, source in enumerate(fold.left_out)
+        for stream in _streams_of(fold.trained, source, config, seed + position)
+    ]
+
+
+def _streams_of(
+    trained: Trained, source: SourceDomain, config: OutOfFoldConfig, seed: int
+) -> list[LeftOutStream]:
+    images = torch.cat([source.train.images, source.val.images])
+    labels = torch.cat([source.train.labels, source.val.labels])
+    whole = LabelledImages(images, labels)
+    natural = online_order(len(whole), seed)
+    made = [_stream(f"{source.name}", trained, whole, natural, config)]
+    for alpha in config.marginals:
+        order = label_shift_order(labels, alpha, seed)
+        made.append(_stream(f"{source.name} Dirichlet {alpha:g}", trained, whole, order, config))
+    for name in config.hardenings:
+        hardened = LabelledImages(_harden(images, name), labels)
+        made.append(_stream(f"{source.name} {name}", trained, hardened, natural, config))
+    return made
+
+
+def _stream(
+    name: str, trained: Trained, whole: LabelledImages, order: Tensor, config: OutOfFoldConfig
+) -> LeftOutStream:
+    # Whole batches only: what phi is fitted on is stacked step by step.
+    usable = min(len(order), config.stream_images or len(order))
+    kept = order[: max(usable // config.batch_size, 1) * config.batch_size]
+    stream = Stream("online", whole.images, kept.to(whole.images.device), config.batch_size)
+    return LeftOutStream(name, trained, stream, whole.labels[stream.order])
+
+
+def _harden(images: Tensor, name: str) -> Tensor:
+    transformed = [HARDENINGS[name](to_float(part, images.device)) for part in images.split(256)]
+    return (torch.cat(transformed) * 255).round().to(torch.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """What an adapter saw at every step of a left-out stream, stacked: T steps of N samples."""
+
+    z: Tensor  # (T, N, d)
+    logits: Tensor  # (T, N, C)
+    head: Head  # (T, C, d), (T, C)
+    y: Tensor  # (T, N)
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """The outcome of one simulated stream."""
+
+    probabilities: Tensor  # (M, C), as the adapter predicted
+    lesson: Lesson
+
+
+def play(adapter: Adapter, left_out: LeftOutStream) -> Played:
+    """Run an adapter online over a left-out stream; return its predictions and what phi can learn from."""
+    seen: list[tuple[Tensor, Tensor, Head]] = []
+    adapter.observer = lambda z, logits, head: seen.append((z, logits, Head(*(t.clone() for t in head))))
+    device = next(adapter.model.parameters()).device
+    outputs = [adapter(x).softmax(-1) for x in left_out.stream.batches(device)]
+    z, logits, heads = zip(*seen, strict=True)
+    head = Head(torch.stack([h.weight for h in heads]), torch.stack([h.bias for h in heads]))
+    y = left_out.labels.to(device).view(len(seen), -1)
+    return Played(torch.cat(outputs), Lesson(torch.stack(z), torch.stack(logits), head, y))
+
+
+def play_all(build: Callable[[Trained], Adapter], streams: Sequence[LeftOutStream]) -> list[Played]:
+    """Play every stream with an adapter of its own."""
+    return [play(build(stream.trained), stream) for stream in streams]

@@ -1,0 +1,114 @@
+"""The loop: repeat a step, validate on source data, save, stop and resume."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from vicinal.data.domains import LabelledImages, SourceDomain
+from vicinal.data.transforms import to_float
+from vicinal.errors import TrainingError
+from vicinal.models.classifier import Classifier
+from vicinal.training.learner import Learner, Stage, Terms, set_rate
+from vicinal.training.progress import Progress, StopRequest
+from vicinal.training.scalars import Scalars
+from vicinal.training.state import Best, load_state, save_state
+
+EVALUATION_BATCH = 256
+CHECK_EVERY = 10
+
+
+class Stopped(TrainingError):
+    """The user asked to stop; the state is on disk."""
+
+
+def run_stage(
+    stage: Stage,
+    learner: Learner,
+    sources: Sequence[SourceDomain],
+    folder: Path | None,
+    progress: Progress,
+    stop: StopRequest,
+    *,
+    resume: bool = False,
+) -> Best:
+    """Train to the end of a stage and leave the learner with the best weights by source validation."""
+    path = None if folder is None else folder / f"state-{stage.name}.safetensors"
+    best = Best()
+    done = load_state(path, learner, best, stage.name) if resume and path is not None and path.exists() else 0
+    scalars = Scalars(folder)
+    progress.start(stage.name, learner.config.iterations, done)
+    try:
+        for iteration in range(done + 1, learner.config.iterations + 1):
+            _iterate(stage, learner, sources, best, iteration, progress, scalars)
+            last = iteration == learner.config.iterations
+            if path is not None and (last or stop.asked or iteration % learner.config.save_every == 0):
+                save_state(path, learner, best, stage.name, iteration)
+            if stop.asked and not last:
+                where = "" if path is None else f"; {path} holds its state: go on with --resume"
+                raise Stopped(f"stopped at iteration {iteration} of {learner.config.iterations}{where}")
+    finally:
+        scalars.close()
+    best.restore(learner)
+    return best
+
+
+def _iterate(
+    stage: Stage,
+    learner: Learner,
+    sources: Sequence[SourceDomain],
+    best: Best,
+    iteration: int,
+    progress: Progress,
+    scalars: Scalars,
+) -> None:
+    config, started = learner.config, time.perf_counter()
+    learner.model.train(not stage.fixed_model)
+    set_rate(learner, (iteration - 1) / config.iterations)
+    terms = stage.step(learner, sources)
+    validate = iteration % config.validate_every == 0 or iteration == config.iterations
+    if iteration % CHECK_EVERY and not validate:
+        return
+    values = _finite(terms, iteration)
+    rate = 2 * config.batch_size / (time.perf_counter() - started)
+    if validate:
+        accuracy = None if stage.fixed_model else validation_accuracy(learner.model, sources)
+        if accuracy is not None:
+            values["validation"] = accuracy
+        # Without an accuracy to choose by, the last weights count as the best.
+        best.offer(learner, float(iteration) if accuracy is None else accuracy, iteration)
+    scalars.write(iteration, {f"{stage.name}/{name}": value for name, value in values.items()})
+    progress.advance(iteration, values, rate)
+
+
+def _finite(terms: Terms, iteration: int) -> dict[str, float]:
+    values = {name: float(value) for name, value in terms.items()}
+    bad = [name for name, value in values.items() if not value - value == 0]
+    if bad:
+        raise TrainingError(
+            f"the loss ({', '.join(bad)}) is not finite at iteration {iteration}: the last good checkpoint was "
+            "kept; lower the learning rates"
+        )
+    return values
+
+
+def validation_accuracy(model: Classifier, sources: Sequence[SourceDomain]) -> float | None:
+    """Return the accuracy on the sources' validation data, a mean over domains; None if there is no such data."""
+    parts = [source.val for source in sources if len(source.val)]
+    if not parts:
+        return None
+    return sum(accuracy_on(model, part) for part in parts) / len(parts)
+
+
+@torch.no_grad()
+def accuracy_on(model: Classifier, part: LabelledImages) -> float:
+    """Return the share of labelled images that the model in evaluation mode gets right."""
+    model.eval()
+    device = next(model.parameters()).device
+    right = 0
+    for start in range(0, len(part), EVALUATION_BATCH):
+        x = to_float(part.images[start : start + EVALUATION_BATCH], device)
+        y = part.labels[start : start + EVALUATION_BATCH].to(device)
+        right += int((model(x).argmax(-1) == y).sum())
+    return right / len(part)

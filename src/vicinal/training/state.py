@@ -1,0 +1,98 @@
+"""The state of an unfinished training in one file: what `--resume` needs to go on to the same result."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vicinal.checkpoint import read_tensors, write_tensors
+from vicinal.errors import CheckpointError, ConfigError
+from vicinal.training.config import as_dict
+from vicinal.training.learner import Learner
+
+
+class Best:
+    """The weights with the highest validation accuracy so far."""
+
+    def __init__(self) -> None:
+        self.accuracy = float("-inf")
+        self.iteration = 0
+        self.weights: dict[str, Tensor] = {}
+
+    def offer(self, learner: Learner, accuracy: float, iteration: int) -> None:
+        """Keep a copy of the weights if they are the best."""
+        if accuracy > self.accuracy:
+            self.accuracy, self.iteration = accuracy, iteration
+            self.weights = {name: value.clone() for name, value in _weights(learner).items()}
+
+    def restore(self, learner: Learner) -> None:
+        """Put the best weights back."""
+        if self.weights:
+            _load_weights(learner, self.weights)
+
+
+def _weights(learner: Learner) -> dict[str, Tensor]:
+    weights = {f"model.{name}": value for name, value in learner.model.state_dict().items()}
+    if learner.phi is not None:
+        weights |= {f"phi.{name}": value for name, value in learner.phi.state_dict().items()}
+    return weights
+
+
+def _load_weights(learner: Learner, weights: dict[str, Tensor]) -> None:
+    learner.model.load_state_dict(_under("model.", weights))
+    if learner.phi is not None:
+        learner.phi.load_state_dict(_under("phi.", weights))
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def save_state(path: Path, learner: Learner, best: Best, stage: str, iteration: int) -> None:
+    """Write everything the next iteration depends on."""
+    tensors = {f"now.{name}": value for name, value in _weights(learner).items()}
+    if not all(torch.isfinite(value).all() for value in tensors.values()):
+        raise CheckpointError(f"{path}: the weights are not finite; the last good state was kept")
+    tensors |= {f"best.{name}": value for name, value in best.weights.items()}
+    for index, state in learner.optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
+    tensors |= {"draws": learner.draws.get_state(), "noise": learner.noise.get_state()}
+    header = {"kind": "state", "stage": stage, "iteration": iteration, "config": as_dict(learner.config)}
+    accuracy = None if best.accuracy == float("-inf") else best.accuracy
+    header |= {"best_accuracy": accuracy, "best_iteration": best.iteration}
+    write_tensors(path, tensors, header)
+
+
+def load_state(path: Path, learner: Learner, best: Best, stage: str) -> int:
+    """Restore a learner and return the iterations behind it; a state of other settings is refused."""
+    tensors, header = read_tensors(path)
+    if header.get("kind") != "state" or header["stage"] != stage:
+        raise CheckpointError(f"{path}: not a training state of stage '{stage}'")
+    _same_config(path, header["config"], as_dict(learner.config))
+    _load_weights(learner, _under("now.", tensors))
+    best.weights = {n: v.to(learner.device) for n, v in _under("best.", tensors).items()}
+    accuracy = header["best_accuracy"]
+    best.accuracy = float("-inf") if accuracy is None else accuracy
+    best.iteration = header["best_iteration"]
+    _load_optimizer(learner.optimizer, _under("optimizer.", tensors))
+    learner.draws.set_state(tensors["draws"])
+    learner.noise.set_state(tensors["noise"])
+    iteration: int = header["iteration"]
+    return iteration
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        index, key = name.split(".", 1)
+        state.setdefault(int(index), {})[key] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _same_config(path: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+    # How often a run saves itself may change on the way: it has no part in the result.
+    differing = [n for n in wanted if n != "save_every" and stored.get(n) != wanted[n]]
+    if differing:
+        pairs = ", ".join(f"{n} was {stored.get(n)} and is now {wanted[n]}" for n in differing)
+        raise ConfigError(f"{path}: cannot resume with other settings ({pairs})")

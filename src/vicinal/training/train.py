@@ -1,0 +1,165 @@
+"""Training from start to end: the source model, the left-out models, phi, and the choice of the rule."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vicinal.checkpoint import Trained, load, save
+from vicinal.data.domains import LabelledImages, SourceDomain
+from vicinal.models.backbones import Preprocessing, build_classifier
+from vicinal.models.inference import InferenceNet
+from vicinal.training import algorithms
+from vicinal.training.choose import choose_rule
+from vicinal.training.config import OutOfFoldConfig, TrainConfig, as_dict
+from vicinal.training.learner import ALGORITHMS, make_learner
+from vicinal.training.left_out import Fold, folds, left_out_streams
+from vicinal.training.loop import run_stage
+from vicinal.training.progress import Progress, Silent, StopRequest, stop_on_interrupt
+
+__all__ = ["ModelSpec", "algorithms", "train", "train_model"]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What to build: a backbone by name, its weights, its preprocessing, and the classes."""
+
+    backbone: str
+    weights: str
+    preprocessing: Preprocessing
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a training lives and who listens."""
+
+    folder: Path | None
+    progress: Progress
+    stop: StopRequest
+    device: torch.device
+    resume: bool
+
+
+def train(
+    spec: ModelSpec,
+    sources: Sequence[SourceDomain],
+    config: TrainConfig,
+    out_of_fold: OutOfFoldConfig | None = None,
+    *,
+    folder: Path | None = None,
+    device: str | torch.device = "cpu",
+    resume: bool = False,
+    progress: Progress | None = None,
+    provenance: dict[str, Any] | None = None,
+) -> Trained:
+    """Return a model trained on the sources, with what was learned on left-out domains; saved if given a folder.
+
+    Only source domains come in: there is nothing of a target here to look at.
+    """
+    sources = [_moved(source, torch.device(device)) for source in sources]
+    with stop_on_interrupt() as stop:
+        run = Run(folder, progress or Silent(), stop, torch.device(device), resume)
+        trained = train_model(spec, sources, config, run, provenance or {})
+        if out_of_fold is not None:
+            trained = add_out_of_fold(trained, spec, sources, config, out_of_fold, run)
+    if folder is not None:
+        save(folder / "model.safetensors", trained)
+    return trained
+
+
+def train_model(
+    spec: ModelSpec,
+    sources: Sequence[SourceDomain],
+    config: TrainConfig,
+    run: Run,
+    provenance: dict[str, Any],
+) -> Trained:
+    """Return the source model after every stage of its algorithm."""
+    stages = ALGORITHMS[config.algorithm]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = build_classifier(
+            spec.backbone, len(spec.classes), weights=spec.weights, preprocessing=spec.preprocessing
+        ).to(run.device)
+        phi = InferenceNet(model.head.in_features).to(run.device)
+    facts = {"sources": [source.name for source in sources], "seed": config.seed, **provenance}
+    for stage in stages:
+        learner = make_learner(model, phi, stage, config, derived_seed(config.seed, stage.name))
+        best = run_stage(stage, learner, sources, run.folder, run.progress, run.stop, resume=run.resume)
+        if not stage.fixed_model:
+            facts |= {"validation_accuracy": best.accuracy, "selected_iteration": best.iteration}
+    used = phi if any(stage.uses_phi for stage in stages) else None
+    return Trained(
+        model=model.eval(),
+        backbone=spec.backbone,
+        classes=spec.classes,
+        preprocessing=spec.preprocessing,
+        algorithm=config.algorithm,
+        phi=used,
+        config={"train": as_dict(config)},
+        provenance=facts,
+    )
+
+
+def add_out_of_fold(
+    trained: Trained,
+    spec: ModelSpec,
+    sources: Sequence[SourceDomain],
+    config: TrainConfig,
+    out_of_fold: OutOfFoldConfig,
+    run: Run,
+) -> Trained:
+    """Return the model with phis fitted and a rule chosen on domains that left-out models never saw."""
+    every = [
+        left_out_fold(spec, sources, without, config, run)
+        for without in folds(len(sources), out_of_fold.leave_out)
+    ]
+    streams = left_out_streams(every, out_of_fold, derived_seed(config.seed, "streams"))
+    chosen = choose_rule(streams, out_of_fold, derived_seed(config.seed, "phi"), run.progress)
+    choice = {
+        "methods": chosen.methods,
+        "table": [asdict(row) for row in chosen.table],
+        "streams": [f"{stream.name}" for stream in streams],
+    }
+    config_with = {**trained.config, "out_of_fold": as_dict(out_of_fold)}
+    return replace(
+        trained,
+        anchor_phi=chosen.anchor_phi,
+        predict_phi=chosen.predict_phi,
+        choice=choice,
+        config=config_with,
+    )
+
+
+def left_out_fold(
+    spec: ModelSpec, sources: Sequence[SourceDomain], without: Sequence[int], config: TrainConfig, run: Run
+) -> Fold:
+    """Return a model trained without some domains; one that is already on disk is taken when resuming."""
+    left_out = tuple(sources[position] for position in without)
+    rest = [source for position, source in enumerate(sources) if position not in without]
+    name = "without-" + "-".join(source.name for source in left_out)
+    folder = None if run.folder is None else run.folder / "left_out" / name
+    if run.resume and folder is not None and (folder / "model.safetensors").exists():
+        return Fold(load(folder, run.device), left_out)
+    config = replace(config, seed=derived_seed(config.seed, name))
+    run.progress.note(f"left-out model {name}")
+    trained = train_model(spec, rest, config, replace(run, folder=folder), {})
+    if folder is not None:
+        save(folder / "model.safetensors", trained)
+    return Fold(trained, left_out)
+
+
+def derived_seed(seed: int, name: str) -> int:
+    """Return a seed of its own for every part of a run."""
+    return int.from_bytes(sha256(f"{seed}/{name}".encode()).digest()[:4], "big")
+
+
+def _moved(source: SourceDomain, device: torch.device) -> SourceDomain:
+    parts = [
+        LabelledImages(part.images.to(device), part.labels.to(device)) for part in (source.train, source.val)
+    ]
+    return SourceDomain(source.name, *parts)
