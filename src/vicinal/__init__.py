@@ -1,1 +1,32 @@
-"""vicinal: test-time domain generalization by variational neighbor labels."""
+"""vicinal: image classifiers that adapt themselves to unseen domains by variational neighbor labels."""
+
+import vicinal.adapters
+from vicinal.adapters.contract import Adapter, adapt
+from vicinal.checkpoint import Trained, load, save
+from vicinal.data.catalog import load_dataset
+from vicinal.data.domains import assign_roles
+from vicinal.data.streams import Stream
+from vicinal.errors import VicinalError
+from vicinal.evaluation.online import evaluate_online
+from vicinal.training.config import OutOfFoldConfig, TrainConfig
+from vicinal.training.train import ModelSpec, train
+from vicinal.versions import versions as _versions
+
+__version__ = _versions()["vicinal"]
+
+__all__ = [
+    "Adapter",
+    "ModelSpec",
+    "OutOfFoldConfig",
+    "Stream",
+    "TrainConfig",
+    "Trained",
+    "VicinalError",
+    "adapt",
+    "assign_roles",
+    "evaluate_online",
+    "load",
+    "load_dataset",
+    "save",
+    "train",
+]

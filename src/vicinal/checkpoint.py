@@ -49,8 +49,8 @@ class Trained:
 
 def save(path: Path, trained: Trained) -> None:
     """Write a trained model as one file."""
-    parts = {"model": trained.model, "phi": trained.phi}
-    parts |= {"anchor_phi": trained.anchor_phi, "predict_phi": trained.predict_phi}
+    nets = {"phi": trained.phi, "anchor_phi": trained.anchor_phi, "predict_phi": trained.predict_phi}
+    parts: dict[str, nn.Module | None] = {"model": trained.model, **nets}
     tensors = {
         f"{part}.{name}": value
         for part, module in parts.items()
@@ -60,7 +60,7 @@ def save(path: Path, trained: Trained) -> None:
     kept = ("backbone", "classes", "algorithm", "choice", "config", "provenance", "versions")
     header = {name: getattr(trained, name) for name in kept}
     header |= {"kind": "model", "preprocessing": dataclasses.asdict(trained.preprocessing)}
-    header["nets"] = {part: module.shape for part, module in parts.items() if hasattr(module, "shape")}
+    header["nets"] = {part: net.shape for part, net in nets.items() if net is not None}
     write_tensors(path, tensors, header)
 
 

@@ -21,6 +21,8 @@ def update(adapter: Adapter, x: Tensor, loss: Loss) -> None:
     """Take one optimizer step of loss(z, logits) on the batch, or on its augmented view."""
     assert adapter.optimizer is not None
     augment = adapter.settings.augment
+    if augment is not None and not adapter.norm.observed:
+        look(adapter, x)  # what the update moves is measured on the clean view, before and after
     view = x if augment is None else augment(x, adapter.generator)
     with adapter.norm.updating(len(x)):
         z, logits = adapter.model.features_and_logits(view)

@@ -76,6 +76,11 @@ class NormStatistics(nn.Module):
         """Forget the step before, finished or not."""
         self._before = {}
 
+    @property
+    def observed(self) -> bool:
+        """Whether the moments from before this step's updates are known, or will not be needed."""
+        return bool(self._before) or not self._layers
+
     @contextmanager
     def updating(self, images: int) -> Iterator[None]:
         """Set the mode of a pass whose gradient is taken; the first one of a step is observed."""

@@ -6,6 +6,8 @@ from torch.nn import functional as F
 
 from vicinal.types import Head, StreamMemory
 
+# Relative to the mean feature: below it a centred class mean is rounding error.
+ROUNDING = 1e-4
 EVIDENCE = ("log_count", "cosine", "confidence", "mean_norm", "row_norm", "log_marginal")
 
 
@@ -38,8 +40,10 @@ def centred_means(memory: StreamMemory) -> tuple[Tensor, Tensor]:
     tiny = torch.finfo(memory.counts.dtype).tiny
     total = memory.sums.sum(-2, keepdim=True) / memory.counts.sum(-1).clamp_min(tiny)[..., None, None]
     means = memory.sums / memory.counts.clamp_min(tiny).unsqueeze(-1)
-    centred = torch.where(memory.counts.unsqueeze(-1) > 0, means - total, torch.zeros_like(means))
-    return centred, total
+    centred = means - total
+    # One image, or one class, has no direction: what is left of its mean is rounding error, not evidence.
+    real = centred.norm(dim=-1, keepdim=True) > ROUNDING * total.norm(dim=-1, keepdim=True)
+    return torch.where(real & (memory.counts.unsqueeze(-1) > 0), centred, torch.zeros_like(means)), total
 
 
 def evidence(memory: StreamMemory, head: Head) -> Tensor:
@@ -65,4 +69,5 @@ def evidence(memory: StreamMemory, head: Head) -> Tensor:
 def relative_norm(rows: Tensor) -> Tensor:
     """Return the norm of every row over the average norm (..., C)."""
     norms = rows.norm(dim=-1)
-    return norms / norms.mean(-1, keepdim=True).clamp_min(1e-6)
+    relative: Tensor = norms / norms.mean(-1, keepdim=True).clamp_min(1e-6)
+    return relative

@@ -54,7 +54,8 @@ def stream_weight(images: int, seen: int, source_images: int, floor: float) -> f
     of `source_images` images, then every image counts the same, and the newest `source_images` never count
     less than `floor`. At a batch size of `source_images` this is max(1 / (t + 1), floor) at step t.
     """
-    return max(images / (source_images + seen + images), 1 - (1 - floor) ** (images / source_images))
+    least: float = 1 - (1 - floor) ** (images / source_images)
+    return max(images / (source_images + seen + images), least)
 
 
 def blend_weight(images: int, source_images: int) -> float:

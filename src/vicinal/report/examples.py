@@ -2,28 +2,17 @@
 
 import base64
 import io
-from dataclasses import dataclass
 
 from PIL import Image
 from torch import Tensor
 
 from vicinal.errors import DataError
+from vicinal.evaluation.example import Example
+
+__all__ = ["Example", "image_data_uri"]
 
 # Twice the size an image is shown at, for sharp screens; a page with fifty examples stays small.
 _MAX_SIDE = 192
-
-
-@dataclass(frozen=True)
-class Example:
-    """One target image (uint8, (C, H, W)) and what was predicted for it; confidences are fractions."""
-
-    image: Tensor
-    truth: str
-    before: str
-    before_confidence: float
-    after: str
-    after_confidence: float
-    target: str
 
 
 def image_data_uri(image: Tensor) -> str:

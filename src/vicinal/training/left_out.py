@@ -87,7 +87,7 @@ def _stream(
 
 
 def _harden(images: Tensor, name: str) -> Tensor:
-    transformed = [HARDENINGS[name](to_float(part, images.device)) for part in images.split(256)]
+    transformed = [HARDENINGS[name](to_float(part, images.device)) for part in torch.split(images, 256)]
     return (torch.cat(transformed) * 255).round().to(torch.uint8)
 
 

@@ -1,5 +1,6 @@
 """The loop: repeat a step, validate on source data, save, stop and resume."""
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,17 +85,17 @@ def _iterate(
 
 def _finite(terms: Terms, iteration: int) -> dict[str, float]:
     values = {name: float(value) for name, value in terms.items()}
-    bad = [name for name, value in values.items() if not value - value == 0]
+    bad = [name for name, value in values.items() if not math.isfinite(value)]
     if bad:
         raise TrainingError(
-            f"the loss ({', '.join(bad)}) is not finite at iteration {iteration}: the last good checkpoint was "
-            "kept; lower the learning rates"
+            f"the loss ({', '.join(bad)}) is not finite at iteration {iteration}: "
+            "the last good checkpoint was kept; lower the learning rates"
         )
     return values
 
 
 def validation_accuracy(model: Classifier, sources: Sequence[SourceDomain]) -> float | None:
-    """Return the accuracy on the sources' validation data, a mean over domains; None if there is no such data."""
+    """Return the accuracy on the sources' validation data, a mean over domains; None without any."""
     parts = [source.val for source in sources if len(source.val)]
     if not parts:
         return None

@@ -98,7 +98,7 @@ def posterior_labels(
     y_true = F.one_hot(y, logits.shape[-1]).to(z.dtype)
     y_pseudo = hard_labels(logits.detach())
     y_hat, kls = [], []
-    for group in torch.arange(len(z), device=z.device).split(config.group_size):
+    for group in torch.split(torch.arange(len(z), device=z.device), config.group_size):
         p = prior(phi, z[group], y_pseudo[group], head)
         q = posterior(phi, z[group], y_true[group], head)
         present = (y_pseudo[group].sum(0) > 0) & (y_true[group].sum(0) > 0)

@@ -20,7 +20,7 @@ class Scalars:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             return
-        self._board = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+        self._board = SummaryWriter(str(folder / "tensorboard"))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Store the values of one step."""

@@ -56,7 +56,7 @@ def train(
     progress: Progress | None = None,
     provenance: dict[str, Any] | None = None,
 ) -> Trained:
-    """Return a model trained on the sources, with what was learned on left-out domains; saved if given a folder.
+    """Return a model trained on the sources, with what left-out domains taught; saved if given a folder.
 
     Only source domains come in: there is nothing of a target here to look at.
     """

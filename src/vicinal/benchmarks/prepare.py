@@ -1,0 +1,126 @@
+"""From what a user asks for to what training and evaluation take: data, roles, model and settings."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vicinal.checkpoint import Trained
+from vicinal.data.catalog import DATASETS, load_dataset
+from vicinal.data.domains import DomainSet, Roles, assign_roles
+from vicinal.errors import ConfigError, DataError
+from vicinal.models.backbones import default_weights, preprocessing_for
+from vicinal.training.config import OutOfFoldConfig, TrainConfig, for_pretrained
+from vicinal.training.train import ModelSpec
+
+Decoding = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """What `vicinal train` is asked for; None and empty mean: decide for me."""
+
+    data: str
+    targets: tuple[str, ...] = ()
+    backbone: str | None = None
+    weights: str | None = None
+    size: int | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    seed: int = 0
+    skip_bad: bool = False
+    training: dict[str, Any] = field(default_factory=dict)  # fields of TrainConfig
+    out_of_fold: dict[str, Any] | None = field(default_factory=dict)  # fields of OutOfFoldConfig
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Everything training takes, and the roles that evaluation will take."""
+
+    spec: ModelSpec
+    roles: Roles
+    config: TrainConfig
+    out_of_fold: OutOfFoldConfig | None
+    provenance: dict[str, Any]
+    bad: tuple[str, ...]
+
+
+def prepare_training(request: TrainRequest, decoding: Decoding | None = None) -> Prepared:
+    """Return the loaded data and the settings of a training; cheap checks come before the images are read."""
+    entry = DATASETS[request.data] if request.data in DATASETS else None
+    backbone = request.backbone or ("small" if entry and entry.size <= 32 else "resnet18")
+    weights = request.weights or default_weights(backbone)
+    channels = entry.channels if entry else 3
+    channels = 3 if not backbone.startswith("small") else channels
+    size = request.size or (entry.size if entry and backbone.startswith("small") else None)
+    preprocessing = preprocessing_for(
+        backbone, channels=channels, size=size, mean=request.mean, std=request.std
+    )
+    config = _train_config(weights, {"seed": request.seed, **request.training})
+    out_of_fold = None if request.out_of_fold is None else _out_of_fold(weights, request.out_of_fold)
+    data = load_dataset(
+        request.data,
+        preprocessing.size,
+        preprocessing.channels,
+        seed=request.seed,
+        skip_bad=request.skip_bad,
+        progress=decoding,
+    )
+    roles = assign_roles(data, request.targets or _default_targets(request.data, data))
+    spec = ModelSpec(backbone, weights, preprocessing, data.classes)
+    named = request.data if entry else str(Path(request.data).resolve())
+    facts = {
+        "dataset": named,
+        "targets": [target.name for target in roles.targets],
+        "data_seed": request.seed,
+    }
+    return Prepared(spec, roles, config, out_of_fold, facts, data.bad)
+
+
+def _train_config(weights: str, options: dict[str, Any]) -> TrainConfig:
+    return TrainConfig(**options) if weights == "none" else for_pretrained(**options)
+
+
+def _out_of_fold(weights: str, options: dict[str, Any]) -> OutOfFoldConfig:
+    # A pretrained net collapses at steps that a small one from scratch needs.
+    sizes = {} if weights == "none" else {"step_sizes": (3e-6, 1e-5, 3e-5)}
+    return OutOfFoldConfig(**{**sizes, **options})
+
+
+def _default_targets(name: str, data: DomainSet) -> Sequence[str]:
+    if name in DATASETS:
+        return DATASETS[name].default_targets
+    raise ConfigError(f"say which domain to hold out with --target: one of {', '.join(data.domains)}")
+
+
+def roles_for(
+    trained: Trained,
+    data: str | None = None,
+    targets: Sequence[str] = (),
+    *,
+    skip_bad: bool = False,
+    decoding: Decoding | None = None,
+) -> Roles:
+    """Return the roles a trained model is evaluated on: those it was trained with, unless told otherwise."""
+    facts = trained.provenance
+    name = data or facts.get("dataset")
+    if not name:
+        raise ConfigError("this model does not say what data it was trained on: pass --data")
+    loaded = load_dataset(
+        name,
+        trained.preprocessing.size,
+        trained.preprocessing.channels,
+        seed=facts.get("data_seed", 0),
+        skip_bad=skip_bad,
+        progress=decoding,
+    )
+    if loaded.classes != trained.classes:
+        raise DataError(
+            f"'{loaded.name}' has {len(loaded.classes)} classes ({_few(loaded.classes)}), the model was trained on "
+            f"{len(trained.classes)} ({_few(trained.classes)}): they must be the same"
+        )
+    return assign_roles(loaded, targets or facts.get("targets", []))
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

@@ -1,0 +1,101 @@
+"""A folder of images in, a file of predictions out: adaptation where no labels exist."""
+
+import csv
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vicinal.adapters.contract import Adapter
+from vicinal.checkpoint import Trained
+from vicinal.data.images import decode_all, list_images
+from vicinal.data.transforms import to_float
+from vicinal.errors import DataError
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the adapted model says of one image."""
+
+    path: str
+    label: str
+    probability: float
+    entropy: float
+
+
+@dataclass(frozen=True)
+class FolderResult:
+    """All predictions of a folder and the images that could not be read, each as "path: why"."""
+
+    predictions: list[Prediction]
+    bad: list[str]
+
+
+def predict_folder(
+    adapter: Adapter,
+    trained: Trained,
+    folder: Path,
+    batch_size: int,
+    *,
+    skip_bad: bool = False,
+    progress: Progress | None = None,
+) -> FolderResult:
+    """Adapt along the images of a folder, in order of their names, and return a prediction for each.
+
+    Images are decoded batch by batch, so that a folder of any size fits.
+    """
+    paths = list_images(folder)
+    predictions: list[Prediction] = []
+    bad: list[str] = []
+    for start in range(0, len(paths), batch_size):
+        part = paths[start : start + batch_size]
+        size, channels = trained.preprocessing.size, trained.preprocessing.channels
+        images, kept, broken = decode_all(part, size, channels, skip_bad, None)
+        bad += broken
+        if kept:
+            names = [str(part[index].relative_to(folder)) for index in kept]
+            predictions += _predict(adapter, images, names, trained.classes)
+        if progress is not None:
+            progress(start + len(part), len(paths))
+    if not predictions:
+        raise DataError(f"{folder}: none of its {len(paths)} images could be read")
+    return FolderResult(predictions, bad)
+
+
+def _predict(
+    adapter: Adapter, images: Tensor, names: Sequence[str], classes: Sequence[str]
+) -> Iterator[Prediction]:
+    device = next(adapter.model.parameters()).device
+    p = adapter(to_float(images, device)).softmax(-1)
+    entropy = -(p * p.clamp_min(torch.finfo(p.dtype).tiny).log()).sum(-1)
+    probability, label = p.max(-1)
+    columns = (names, label.tolist(), probability.tolist(), entropy.tolist())
+    return (
+        Prediction(name, classes[k], chance, spread) for name, k, chance, spread in zip(*columns, strict=True)
+    )
+
+
+def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
+    """Write predictions.csv (path, label, probability, entropy), all or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["path", "label", "probability", "entropy"])
+            for line in predictions:
+                writer.writerow([line.path, line.label, f"{line.probability:.6f}", f"{line.entropy:.6f}"])
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def adapted(trained: Trained, adapter: Adapter) -> Trained:
+    """Return the trained model with the weights and statistics an adapter has arrived at."""
+    facts = {**trained.provenance, "adapted_steps": adapter.steps_taken}
+    return replace(trained, model=adapter.model, provenance=facts)

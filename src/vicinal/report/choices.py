@@ -1,0 +1,29 @@
+"""What was chosen on left-out domains, for a terminal."""
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from vicinal.checkpoint import Trained
+
+
+def choice_summary(trained: Trained) -> Group:
+    """Return a line on the source model and the table behind the choice of the rule."""
+    facts = trained.provenance
+    accuracy = facts.get("validation_accuracy")
+    shown = "unknown" if accuracy is None else f"{accuracy:.1%}"
+    line = Text(f"{trained.backbone}, {trained.algorithm}: source validation accuracy {shown}")
+    rows = trained.choice.get("table", [])
+    if not rows:
+        return Group(line)
+    table = Table(title="Simulated online adaptation on left-out source domains", title_justify="left")
+    for name in ("method", "update", "lr", "statistics", "predict"):
+        table.add_column(name)
+    for name in ("accuracy", "worst stream", "NLL"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        lr = "-" if row["update"] == "none" else f"{row['lr']:.0e}"
+        cells = [row["method"], row["update"], lr, row["statistics"], row["predict"]]
+        cells += [f"{row['accuracy']:.1%}", f"{row['worst']:.1%}", f"{row['nll']:.3f}"]
+        table.add_row(*cells, style="bold" if row["chosen"] else "")
+    return Group(line, table)

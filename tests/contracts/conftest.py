@@ -1,0 +1,131 @@
+"""Every registered test-time method on nets of every kind of normalization, all weights random."""
+
+import copy
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import vicinal.adapters  # noqa: F401  fills the registry
+from vicinal.adapters.contract import METHODS, Adapter, adapt
+from vicinal.checkpoint import Trained
+from vicinal.models.backbones import Preprocessing, build_classifier
+from vicinal.models.classifier import Classifier
+from vicinal.models.inference import InferenceNet, StreamInferenceNet
+
+NETS = ("small", "small_gn", "small_ln", "small_none", "vit")
+ALGORITHMS = {"neighbor": "neighbor", "vnl_paper": "meta"}
+CLASSES = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One method on one net."""
+
+    method: str
+    net: str
+
+    def source(self) -> Trained:
+        """Return a model of the net that the method can start from, the same one at every call."""
+        trained = copy.deepcopy(random_source(self.net))
+        trained.algorithm = ALGORITHMS.get(self.method, "erm")
+        return trained
+
+    def adapt(self, source: Trained | None = None, **options: Any) -> Adapter:
+        """Return a fresh adapter; its steps are long enough to move logits by more than rounding."""
+        return adapt(source or self.source(), self.method, **{"lr": 1e-2, "num_samples": 3, **options})
+
+    def images(self, count: int, seed: int = 0) -> Tensor:
+        """Return seeded images in [0, 1]."""
+        return random_images(self.net, count, seed)
+
+    def stream(self, *sizes: int) -> list[Tensor]:
+        """Return one batch of each size."""
+        return [self.images(size, seed=10 + position) for position, size in enumerate(sizes)]
+
+    @staticmethod
+    def fingerprint(thing: Any) -> Any:
+        """Return nested plain values that are equal when every tensor is equal bit for bit."""
+        return fingerprint(thing)
+
+
+def fingerprint(thing: Any) -> Any:
+    if isinstance(thing, nn.Module):
+        return fingerprint(thing.state_dict())
+    if isinstance(thing, Tensor):
+        flat = thing.detach().contiguous().flatten()
+        return str(thing.dtype), tuple(thing.shape), flat.view(torch.uint8).numpy().tobytes()
+    if isinstance(thing, dict):
+        return {name: fingerprint(value) for name, value in thing.items()}
+    if isinstance(thing, list | tuple):
+        return [fingerprint(value) for value in thing]
+    return thing
+
+
+def random_images(net: str, count: int, seed: int) -> Tensor:
+    side = 32 if net == "vit" else 8
+    return torch.rand(count, 3, side, side, generator=torch.Generator().manual_seed(seed))
+
+
+@cache
+def random_source(net: str) -> Trained:
+    """Return a model whose predictions spread over the classes; phis a little off their starting point."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        preprocessing = Preprocessing(32 if net == "vit" else 8, 3, (0.5,) * 3, (0.25,) * 3)
+        model = _vit() if net == "vit" else build_classifier(net, CLASSES, preprocessing=preprocessing)
+        for name, buffer in model.named_buffers():
+            if name.endswith(("running_mean", "running_var")):
+                buffer.add_(0.3 * torch.rand_like(buffer))
+        _spread(model, random_images(net, 32, seed=99))
+        phi = InferenceNet(model.head.in_features, hidden=16)
+        for layer in (phi.mean, phi.log_std):
+            nn.init.normal_(layer.weight, std=0.05)
+        names = tuple(f"class {index}" for index in range(CLASSES))
+        nets = {"phi": phi, "anchor_phi": _stream_phi(), "predict_phi": _stream_phi()}
+        return Trained(model.eval(), net, names, preprocessing, "erm", **nets)
+
+
+def _vit() -> Classifier:
+    size = {"img_size": 32, "depth": 2, "embed_dim": 48, "num_heads": 3}
+    features = timm.create_model("vit_tiny_patch16_224", num_classes=0, **size)
+    return Classifier(features, 48, CLASSES, [0.5] * 3, [0.25] * 3)
+
+
+@torch.no_grad()
+def _spread(model: Classifier, x: Tensor) -> None:
+    z = model.eval().embed(x)
+    model.head.weight.mul_(3 / (z @ model.head.weight.T).std())
+    model.head.bias.copy_(-(z @ model.head.weight.T).mean(0))
+
+
+@torch.no_grad()
+def _stream_phi() -> StreamInferenceNet:
+    phi = StreamInferenceNet(hidden=8)
+    for value in phi.parameters():
+        value.add_(0.1 * torch.randn_like(value))
+    phi.low.fill_(-2.0)
+    phi.high.fill_(2.0)
+    return phi
+
+
+@pytest.fixture(params=[(method, net) for net in NETS for method in sorted(METHODS)], ids="-".join)
+def case(request: pytest.FixtureRequest) -> Case:
+    """Return every method on every net."""
+    return Case(*request.param)
+
+
+@pytest.fixture(params=sorted(METHODS))
+def batch_norm_case(request: pytest.FixtureRequest) -> Case:
+    """Return every method on the net with BatchNorm, where most can go wrong."""
+    return Case(request.param, "small")
+
+
+@pytest.fixture(params=NETS)
+def erm_case(request: pytest.FixtureRequest) -> Case:
+    """Return the method that does nothing, on every net."""
+    return Case("erm", request.param)
