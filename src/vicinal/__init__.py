@@ -1,6 +1,6 @@
 """vicinal: image classifiers that adapt themselves to unseen domains by variational neighbor labels."""
 
-import vicinal.adapters
+from vicinal import adapters
 from vicinal.adapters.contract import Adapter, adapt
 from vicinal.checkpoint import Trained, load, save
 from vicinal.data.catalog import load_dataset
@@ -23,6 +23,7 @@ __all__ = [
     "Trained",
     "VicinalError",
     "adapt",
+    "adapters",
     "assign_roles",
     "evaluate_online",
     "load",

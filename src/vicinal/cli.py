@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from vicinal import __version__
-from vicinal.adapters.contract import METHODS, adapt
+from vicinal.adapters.contract import METHODS, adapt, servable
 from vicinal.benchmarks.compare import STREAMS, Entry, StreamSpec, compare
 from vicinal.benchmarks.demo import HINDSIGHT, DemoConfig, TaskResult, best_in_hindsight, run_demo, smaller
 from vicinal.benchmarks.prepare import TrainRequest, prepare_training, roles_for
-from vicinal.checkpoint import load, save
+from vicinal.checkpoint import Trained, load, save
 from vicinal.data.catalog import DATASETS
 from vicinal.errors import ConfigError, VicinalError
 from vicinal.evaluation.folder import adapted, predict_folder, write_predictions
@@ -70,8 +70,8 @@ def demo(
     first = next(result for result in results if result.choice)
     notes = [
         "Sources: digits rotated by 15 to 75 degrees. Targets: 0 and 90 degrees, other digits, never seen.",
-        "Step sizes of hard, soft, probabilistic, neighbor and vnl_paper: the best in hindsight on the targets. "
-        "Everything about vnl was chosen on left-out source domains.",
+        "Step sizes of hard, soft, probabilistic, neighbor and vnl_paper: the best in hindsight on the "
+        "targets. Everything about vnl was chosen on left-out source domains.",
     ]
     write_report(
         shown,
@@ -132,7 +132,7 @@ def train(
 ) -> None:
     """Train on the source domains, simulate the shift on left-out ones, choose the rule of test time."""
     given = {"iterations": iterations, "batch_size": batch_size, "backbone_lr": backbone_lr}
-    training = {name: value for name, value in given.items() if value is not None}
+    training: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     training |= {"algorithm": algorithm, "second_order": second_order}
     lessons = {"leave_out": leave_out, "marginals": tuple(marginal or ()), "hardenings": tuple(harden or ())}
     ALGORITHMS[algorithm]
@@ -174,7 +174,9 @@ def train(
 @app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run's folder, or its model.safetensors.")],
-    methods: Annotated[str, typer.Option(help="Comma-separated, or all.")] = "erm,bn,soft,vnl",
+    methods: Annotated[
+        str, typer.Option(help="Comma-separated, or all that the model can serve.")
+    ] = "erm,bn,soft,vnl",
     data: Annotated[str | None, typer.Option(help="Default: what the model was trained with.")] = None,
     target: Annotated[
         list[str] | None, typer.Option(help="Default: the domains held out in training.")
@@ -193,8 +195,8 @@ def evaluate(
     skip_bad: SkipBad = False,
 ) -> None:
     """Adapt along the target's stream with each method; print a table, append to records.jsonl."""
-    names = _methods(methods)
     trained = load(run, _device(device))
+    names = _methods(methods, trained)
     folder = out_dir or (run if run.is_dir() else run.parent)
     options: dict[str, Any] = {"statistics": statistics, "lr": lr}
     entries = [Entry(name, {k: v for k, v in options.items() if v is not None}) for name in names]
@@ -238,7 +240,7 @@ def adapt_command(
     """Adapt to a folder of images and write a label, its probability and the entropy for each."""
     METHODS[method]
     trained = load(checkpoint, _device(device))
-    given = {"statistics": statistics, "lr": lr}
+    given: dict[str, Any] = {"statistics": statistics, "lr": lr}
     adapter = adapt(trained, method, seed=seed, **{k: v for k, v in given.items() if v is not None})
     size = _at_least_one(batch_size, "--batch-size")
     with Bars(out) as bars:
@@ -275,8 +277,8 @@ def _device(name: str) -> str:
     return name
 
 
-def _methods(text: str) -> list[str]:
-    names = list(METHODS) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+def _methods(text: str, trained: Trained) -> list[str]:
+    names = servable(trained) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         METHODS[name]
     if not names:

@@ -110,7 +110,7 @@ def test_an_episodic_adapter_refuses_before_it_forgets(batch_norm_case: Case, wr
 def test_inference_mode_is_refused_with_a_way_out(case: Case) -> None:
     adapter, x = case.adapt(), case.images(6)
     before = case.fingerprint(adapter)
-    with torch.inference_mode(), pytest.raises(AdapterError, match="outside torch.inference_mode"):
+    with torch.inference_mode(), pytest.raises(AdapterError, match=r"outside torch\.inference_mode"):
         adapter(x)
     assert case.fingerprint(adapter) == before
 
@@ -125,24 +125,41 @@ def test_images_made_in_inference_mode_are_as_good_as_others(case: Case) -> None
 
 
 def test_a_reset_in_inference_mode_leaves_a_working_adapter(batch_norm_case: Case) -> None:
-    adapter, x = batch_norm_case.adapt(), batch_norm_case.images(6)
-    first = adapter(x)
+    adapter, batches = batch_norm_case.adapt(), batch_norm_case.stream(6, 5)
+    first = [adapter(batch) for batch in batches]
     with torch.inference_mode():
         adapter.reset()
-    assert torch.equal(adapter(x), first)
-    assert torch.equal(adapter(x), adapter_after_two(batch_norm_case, x))
+    for batch, expected in zip(batches, first, strict=True):
+        assert torch.equal(adapter(batch), expected)
 
 
-def adapter_after_two(case: Case, x: Tensor) -> Tensor:
-    adapter = case.adapt()
-    adapter(x)
-    return adapter(x)
+@pytest.mark.xfail(
+    strict=True, reason="tensors made in inference mode stay so: the first step fails in torch"
+)
+@pytest.mark.parametrize("method", ["hard", "vnl"])
+def test_an_adapter_made_or_restored_in_inference_mode_works_outside(make_case: Any, method: str) -> None:
+    case = make_case(method, "small")
+    first, second = case.stream(6, 5)
+    twin = case.adapt()
+    twin(first)
+    with torch.inference_mode():
+        adapter = case.adapt()
+        adapter.load_state_dict(twin.state_dict())
+    assert torch.equal(adapter(second), twin(second))
+
+
+@pytest.mark.xfail(strict=True, reason="float64 images pass the check and fail inside torch")
+@pytest.mark.parametrize("method", ["erm", "vnl"])
+def test_images_in_double_precision_are_as_good_as_others(make_case: Any, method: str) -> None:
+    case = make_case(method, "small")
+    x = case.images(6)
+    assert torch.equal(case.adapt()(x.double()), case.adapt()(x))
 
 
 def test_the_batch_given_is_not_written_to(case: Case) -> None:
     x = case.images(6)
     before = x.clone()
-    case.adapt(augment=None)(x)
+    case.adapt()(x)
     assert torch.equal(x, before)
     assert x.grad is None
 

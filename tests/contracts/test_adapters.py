@@ -14,6 +14,7 @@ from vicinal.checkpoint import Trained
 from vicinal.data.transforms import Augment
 
 Case = Any  # conftest.Case
+NETS = ("small", "small_gn", "small_ln", "small_none", "vit")
 STILL = ("bn", "erm", "labels")  # methods that update no parameter
 DRAWS = ("labels", "neighbor", "probabilistic", "vnl", "vnl_paper")  # methods whose labels are drawn
 
@@ -40,6 +41,16 @@ def portrait(source: Trained, fingerprint: Any) -> list[Any]:
     flags = [(value.requires_grad, value.grad is None) for value in values]
     state = [fingerprint(part) for part in parts if part is not None]
     return [state, flags, [module.training for module in modules], hooks, momenta]
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("kind", ["batch", "source"])
+def test_the_models_under_test_have_something_to_decide(make_case: Any, net: str, kind: str) -> None:
+    """Else every promise below could be kept by luck: all predictions one class, all gradients zero."""
+    case = make_case("bn", net)
+    p = case.adapt(statistics=kind)(case.images(16)).softmax(-1)
+    assert len(p.argmax(-1).unique()) >= 3
+    assert 0.3 < float(-(p * p.log()).sum(-1).mean()) < 1.3
 
 
 def test_logits_are_finite_and_of_the_right_shape(case: Case) -> None:
@@ -213,7 +224,9 @@ def test_kinds_of_statistics_differ_where_there_are_any_and_only_there(case: Cas
             assert same(outputs, other) == (case.net != "small")
 
 
-def test_erm_is_the_plain_model(erm_case: Case) -> None:
-    adapter, plain = erm_case.adapt(), erm_case.source().model.eval()
-    for batch in erm_case.stream(6, 5, 1):
+@pytest.mark.parametrize("net", NETS)
+def test_erm_is_the_plain_model(make_case: Any, net: str) -> None:
+    case = make_case("erm", net)
+    adapter, plain = case.adapt(), case.source().model.eval()
+    for batch in case.stream(6, 5, 1):
         assert torch.equal(adapter(batch), plain(batch).detach())

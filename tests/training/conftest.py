@@ -19,9 +19,9 @@ SIZE = 8
 def labelled(count: int, shade: int, generator: torch.Generator) -> LabelledImages:
     """Return noisy images whose left half is brighter in class 0 and whose right half is in class 1."""
     labels = torch.arange(count) % 2
-    images = torch.randint(0, 60, (count, 1, SIZE, SIZE), generator=generator) + shade
-    images[labels == 0, :, :, : SIZE // 2] += 60
-    images[labels == 1, :, :, SIZE // 2 :] += 60
+    images = torch.randint(0, 120, (count, 1, SIZE, SIZE), generator=generator) + shade
+    images[labels == 0, :, :, : SIZE // 2] += 15
+    images[labels == 1, :, :, SIZE // 2 :] += 15
     return LabelledImages(images.to(torch.uint8), labels)
 
 
@@ -34,8 +34,8 @@ def make_sources() -> MakeSources:
         return [
             SourceDomain(
                 f"d{index}",
-                labelled(train, 40 * index, generator),
-                labelled(val, 40 * index, generator),
+                labelled(train, 30 * index, generator),
+                labelled(val, 30 * index, generator),
             )
             for index in range(domains)
         ]
@@ -73,9 +73,7 @@ MakeRun = Callable[..., Run]
 def make_run() -> MakeRun:
     """Return a maker of runs; `halt=(task, after)` stops one there."""
 
-    def make(
-        folder: Path | None = None, *, resume: bool = False, halt: tuple[str, int] | None = None
-    ) -> Run:
+    def make(folder: Path | None = None, *, resume: bool = False, halt: tuple[str, int] | None = None) -> Run:
         stop = StopRequest()
         progress = Silent() if halt is None else Halt(stop, *halt)
         return Run(folder, progress, stop, torch.device("cpu"), resume)

@@ -109,7 +109,9 @@ def group_labels(
         part = slice(start, start + config.group_size)
         q = classifier_of(problem.phi, z[part], problem.y[part], rows)
         p = classifier_of(problem.phi, z[part], logits[part].argmax(-1), rows)
-        pairs = [kl_divergence(a, b).mean() for a, b in zip(q, p, strict=True) if a is not None and b is not None]
+        pairs = [
+            kl_divergence(a, b).mean() for a, b in zip(q, p, strict=True) if a is not None and b is not None
+        ]
         kls.append(torch.stack(pairs).mean() if pairs else torch.zeros((), dtype=z.dtype))
         absent = row_of(problem.phi, torch.zeros(WIDTH, dtype=z.dtype), rows[0])
         mean = torch.stack([rows[c] if q[c] is None else q[c].mean for c in range(CLASSES)])
@@ -235,7 +237,7 @@ def test_a_pass_writes_neither_the_buffers_it_is_given_nor_the_models() -> None:
     model, _, x, _ = make_problem()
     given = {name: value.clone() for name, value in model.named_buffers()}
     kept = {name: value.clone() for name, value in given.items()}
-    z, logits = features_and_logits(model, dict(model.named_parameters()), given, x)
+    _, logits = features_and_logits(model, dict(model.named_parameters()), given, x)
     assert all(torch.equal(given[name], kept[name]) for name in kept)
     assert all(torch.equal(value, kept[name]) for name, value in model.named_buffers())
     plain = copy.deepcopy(model)

@@ -152,6 +152,18 @@ def configure(defaults: Settings, options: dict[str, Any]) -> Settings:
     return replace(defaults, **options)
 
 
+def servable(source: Trained) -> list[str]:
+    """Return the methods this model has everything for."""
+    found = []
+    for name in METHODS:
+        try:
+            adapt(source, name)
+        except AdapterError:
+            continue
+        found.append(name)
+    return found
+
+
 def adapt(source: Trained, method: str = "vnl", **options: Any) -> Adapter:
     """Return a live adapter of a trained model.
 

@@ -17,8 +17,8 @@ def trained_phi(source: Trained, algorithm: str, method: str) -> InferenceNet:
     """Return the phi that `algorithm` trained, or say how to get one."""
     if source.phi is None or source.algorithm != algorithm:
         raise AdapterError(
-            f"method '{method}' needs a model trained with --algorithm {algorithm}; this one was trained with "
-            f"'{source.algorithm}'"
+            f"method '{method}' needs a model trained with --algorithm {algorithm}; "
+            f"this one was trained with '{source.algorithm}'"
         )
     return source.phi
 

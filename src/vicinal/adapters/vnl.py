@@ -1,9 +1,10 @@
 """vnl: anchored out-of-fold neighbor labels on stream statistics, the default method.
 
-Departs from the paper in four ways, each measured (docs/experiments.md): phi is fitted on predictions of models
-that never saw the domain it labels; the labels that teach the model come from a frozen source model, the
-anchor, so that the model cannot run away from itself; predictions run on stream statistics; and the updated
-model's batch is predicted by neighbor labels of its own. Which of these is used was chosen on left-out domains.
+Departs from the paper in four ways, each measured (docs/experiments.md): phi is fitted on predictions of
+models that never saw the domain it labels; the labels that teach the model come from a frozen source model,
+the anchor, so that the model cannot run away from itself; predictions run on stream statistics; and the
+updated model's batch is predicted by neighbor labels of its own. Which of these is used was chosen on
+left-out domains.
 """
 
 import copy
@@ -105,6 +106,7 @@ class Vnl(Adapter):
 
 
 def fitted(phi: StreamInferenceNet | None) -> StreamInferenceNet:
+    """Return a phi that is there, or say how to get one."""
     if phi is None:
         raise AdapterError("this model has no out-of-fold phi: train it again without --no-out-of-fold")
     return phi

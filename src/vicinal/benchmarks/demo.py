@@ -41,7 +41,7 @@ class DemoConfig:
     iterations: int = 200
     batch_size: int = 35
     stream_images: int = 400
-    epochs: int = 100
+    epochs: int = 50
     device: str = "cpu"
 
 
@@ -198,8 +198,8 @@ def _finished(
 def best_in_hindsight(records: Sequence[Record], methods: Sequence[str]) -> list[Record]:
     """Return the records, of the named methods only those at each setup's best step size.
 
-    Best by mean accuracy over seeds and targets: it looks at target labels, as no deployed method can. It is a
-    favour to baselines; what is chosen on sources is never treated so.
+    Best by mean accuracy over seeds and targets: it looks at target labels, as no deployed method can. It is
+    a favour to baselines; what is chosen on sources is never treated so.
     """
     groups: dict[tuple[str, ...], dict[float, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:

@@ -47,7 +47,7 @@ class Prepared:
 
 def prepare_training(request: TrainRequest, decoding: Decoding | None = None) -> Prepared:
     """Return the loaded data and the settings of a training; cheap checks come before the images are read."""
-    entry = DATASETS[request.data] if request.data in DATASETS else None
+    entry = DATASETS[request.data] if request.data in DATASETS else None  # noqa: SIM401
     backbone = request.backbone or ("small" if entry and entry.size <= 32 else "resnet18")
     weights = request.weights or default_weights(backbone)
     channels = entry.channels if entry else 3
@@ -116,8 +116,8 @@ def roles_for(
     )
     if loaded.classes != trained.classes:
         raise DataError(
-            f"'{loaded.name}' has {len(loaded.classes)} classes ({_few(loaded.classes)}), the model was trained on "
-            f"{len(trained.classes)} ({_few(trained.classes)}): they must be the same"
+            f"'{loaded.name}' has {len(loaded.classes)} classes ({_few(loaded.classes)}), the model was "
+            f"trained on {len(trained.classes)} ({_few(trained.classes)}): they must be the same"
         )
     return assign_roles(loaded, targets or facts.get("targets", []))
 

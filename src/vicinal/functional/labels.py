@@ -49,8 +49,8 @@ def neighbor_labels(
 ) -> Tensor:
     """Return y_hat (..., N, C): what the latent classifier w says of each sample, Eq. (5).
 
-    y_hat = (1/S) sum_s softmax(z w_s' + b), w_s = mean + std * noise_s. With no samples the mean of w is used.
-    The draws are reparametrised, so gradients reach whatever made w.
+    y_hat = (1/S) sum_s softmax(z w_s' + b), w_s = mean + std * noise_s. With no samples the mean of w is
+    used. The draws are reparametrised, so gradients reach whatever made w.
     """
     if num_samples == 0:
         return linear_logits(z, w.mean, w.bias).softmax(-1)

@@ -49,8 +49,8 @@ def centred_means(memory: StreamMemory) -> tuple[Tensor, Tensor]:
 def evidence(memory: StreamMemory, head: Head) -> Tensor:
     """Return six numbers a class (..., C, 6), in the order of EVIDENCE, free of the scale of the features.
 
-    Log count in the memory; cosine between centred class mean and centred source row; mean confidence; norm of
-    the mean and norm of the row, each over its average; log of the running marginal times C.
+    Log count in the memory; cosine between centred class mean and centred source row; mean confidence; norm
+    of the mean and norm of the row, each over its average; log of the running marginal times C.
     """
     centred, _ = centred_means(memory)
     rows = head.weight - head.weight.mean(-2, keepdim=True)

@@ -1,8 +1,8 @@
 """phi: from what is known of each class in the target to a Gaussian over its classifier row.
 
 Two nets answer the same question. `InferenceNet` is the paper's, fed with class-mean features. The other,
-`StreamInferenceNet`, is fed with a few scale-free numbers a class and a memory of the stream, so one fitted net
-serves models it was never fitted on.
+`StreamInferenceNet`, is fed with a few scale-free numbers a class and a memory of the stream, so that one
+fitted net serves models it was never fitted on.
 """
 
 import math
@@ -27,8 +27,8 @@ class InferenceNet(nn.Module):
         self.trunk = nn.Sequential(nn.Linear(num_features, hidden), nn.ReLU())
         self.mean = nn.Linear(hidden, num_features)
         self.log_std = nn.Linear(hidden, num_features)
-        # Departs from the paper: the mean head emits a correction of the source row, zero at the start. A free
-        # row needs long training and wrecks the labels until then.
+        # Departs from the paper: the mean head emits a correction of the source row, zero at the start. A
+        # free row needs long training and wrecks the labels until then.
         nn.init.zeros_(self.mean.weight)
         nn.init.zeros_(self.mean.bias)
         nn.init.zeros_(self.log_std.weight)

@@ -5,24 +5,34 @@ updated (or not), the step size, whether its own output or the labels predict. T
 checkpoint, so that the choice can be checked.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vicinal.adapters.contract import METHODS, Adapter, configure
+from vicinal.adapters.contract import METHODS, Settings, configure
 from vicinal.adapters.labeler import StreamLabeler
+from vicinal.adapters.statistics import KINDS
 from vicinal.adapters.vnl import Vnl, VnlSettings
-from vicinal.checkpoint import Trained
+from vicinal.functional.losses import label_cross_entropy
 from vicinal.models.inference import StreamInferenceNet
 from vicinal.training.config import OutOfFoldConfig
 from vicinal.training.fit_phi import fit_phi
-from vicinal.training.left_out import LeftOutStream, Lesson, Played, play_all
+from vicinal.training.left_out import LeftOutStream, Lesson, play_all
 from vicinal.training.progress import Progress
 from vicinal.types import Head
+
+
+class Scores(NamedTuple):
+    """How a candidate did on the left-out streams."""
+
+    accuracy: float
+    nll: float
+    worst: float  # accuracy on the stream where it did worst
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Row:
     predict: str
     accuracy: float
     nll: float
-    worst: float  # accuracy on the stream where it did worst
+    worst: float
     chosen: bool = False
 
 
@@ -55,43 +65,78 @@ def choose_rule(
     streams: Sequence[LeftOutStream], config: OutOfFoldConfig, seed: int, progress: Progress
 ) -> Chosen:
     """Fit phi, try every candidate, fit phi again in the loop of the best one, and decide who predicts."""
-    candidates = _candidates(config)
-    baselines = [(name, lr) for name in config.baselines for lr in config.step_sizes]
-    progress.start("choose", len(candidates) + 2 * len(baselines) + 4)
-    still = play_all(partial(_vnl, settings=VnlSettings(update="none", predict="own")), streams)
-    anchor_phi = fit_phi([played.lesson for played in still], config, seed)
+    trials, baselines = _candidates(config), _baselines(config)
+    progress.start("choose", len(trials) + len(baselines) + 2)
+    anchor_phi = _fit_on_still_models(streams, config, seed)
     progress.advance(1, {})
-    rows, plays = [], []
-    for done, settings in enumerate(candidates):
-        ready = [
-            replace(stream, trained=replace(stream.trained, anchor_phi=anchor_phi)) for stream in streams
-        ]
-        plays.append(play_all(partial(_vnl, settings=settings), ready))
-        rows.append(_row("vnl", settings.update, settings, streams, plays[-1]))
-        progress.advance(2 + done, {"accuracy": rows[-1].accuracy})
-    best = max(range(len(rows)), key=lambda index: (rows[index].accuracy, -rows[index].nll))
-    lessons = [played.lesson for played in plays[best]]
-    by_labels = _cross_fitted(lessons, config, seed)
-    rows.append(replace(rows[best], predict="labels", **_scores(streams, by_labels)))
-    final = rows[-1] if rows[-1].accuracy >= rows[best].accuracy else rows[best]
-    rows = [replace(row, chosen=row is final) for row in rows]
+    ready = [replace(stream, trained=replace(stream.trained, anchor_phi=anchor_phi)) for stream in streams]
+    tried: list[tuple[Row, list[Lesson]]] = []
+    for settings in trials:
+        plays = play_all(partial(Vnl, settings=settings), ready)
+        row = _row(
+            "vnl", settings.update, settings, _scores(streams, [played.probabilities for played in plays])
+        )
+        tried.append((row, [played.lesson for played in plays]))
+        progress.advance(1 + len(tried), {"accuracy": row.accuracy})
+    own = _pick([row for row, _ in tried], config.tolerance)
+    lessons = next(seen for row, seen in tried if row is own)
+    by_labels = _scores(streams, _cross_fitted(lessons, config, seed))
+    labels = replace(own, predict="labels", **by_labels._asdict())
+    final = _pick([own, labels], config.tolerance)
     predict_phi = fit_phi(lessons, config, seed)
-    progress.advance(4 + len(candidates), {"accuracy": final.accuracy})
-    methods = {
-        "vnl": {kind: _options(final, ("update", "lr", "follow", "predict")) for kind in ("stream", "batch")}
-    }
-    for method, lr in baselines:
-        for kind in ("batch", "stream"):
-            rows.append(_try_baseline(method, lr, kind, streams))
-            progress.advance(progress_of(rows, candidates), {"accuracy": rows[-1].accuracy})
-    for method in config.baselines:
-        methods[method] = {kind: _best_options(rows, method, kind) for kind in ("batch", "stream")}
-    return Chosen(anchor_phi, predict_phi, methods, _mark(rows, methods))
+    progress.advance(2 + len(tried), {"accuracy": final.accuracy})
+    rows = [replace(row, chosen=row is final) for row in [*(row for row, _ in tried), labels]]
+    for method, options in baselines:
+        rows.append(_try_baseline(method, options, streams))
+        progress.advance(1 + len(rows), {"accuracy": rows[-1].accuracy})
+    return Chosen(anchor_phi, predict_phi, *_collect(rows, final))
 
 
-def progress_of(rows: Sequence[Row], candidates: Sequence[VnlSettings]) -> int:
-    """Return how many steps of the choice are behind, the fits counted."""
-    return len(rows) + 3 if len(rows) > len(candidates) else len(rows) + 1
+def _pick(rows: Sequence[Row], tolerance: float) -> Row:
+    """Return the row of lowest NLL among those whose accuracy is level with the best.
+
+    Left-out streams are few, so small differences of accuracy are noise, which NLL is less prone to.
+    """
+    best = max(row.accuracy for row in rows)
+    return min((row for row in rows if row.accuracy >= best - tolerance), key=lambda row: row.nll)
+
+
+def _fit_on_still_models(
+    streams: Sequence[LeftOutStream], config: OutOfFoldConfig, seed: int
+) -> StreamInferenceNet:
+    """Return a phi fitted on left-out models that are not updated: what an anchor is."""
+    still = VnlSettings(update="none", predict="own")
+    return fit_phi(
+        [played.lesson for played in play_all(partial(Vnl, settings=still), streams)], config, seed
+    )
+
+
+def _baselines(config: OutOfFoldConfig) -> list[tuple[str, Settings]]:
+    kinds = ("batch", "stream")
+    grid = product(config.baselines, kinds, config.step_sizes)
+    return [
+        (name, configure(METHODS[name].defaults, {"lr": lr, "statistics": kind})) for name, kind, lr in grid
+    ]
+
+
+def _try_baseline(method: str, settings: Settings, streams: Sequence[LeftOutStream]) -> Row:
+    plays = play_all(partial(METHODS[method].build, settings=settings), streams)
+    return _row(method, method, settings, _scores(streams, [played.probabilities for played in plays]))
+
+
+def _collect(rows: Sequence[Row], final: Row) -> tuple[dict[str, dict[str, dict[str, Any]]], list[Row]]:
+    """Return the options of every method by kind of statistics, and the rows with each choice marked."""
+    rule = {"update": final.update, "lr": final.lr, "follow": final.follow, "predict": final.predict}
+    methods: dict[str, dict[str, dict[str, Any]]] = {"vnl": dict.fromkeys(KINDS, rule)}
+    marked = []
+    for row in rows:
+        rivals = [other for other in rows if (other.method, other.statistics) == (row.method, row.statistics)]
+        if row.method != "vnl" and row is max(rivals, key=lambda other: other.accuracy):
+            methods.setdefault(row.method, {})[row.statistics] = {"lr": row.lr}
+            marked.append(replace(row, chosen=True))
+        else:
+            marked.append(row)
+    return methods, marked
 
 
 def _candidates(config: OutOfFoldConfig) -> list[VnlSettings]:
@@ -106,32 +151,20 @@ def _candidates(config: OutOfFoldConfig) -> list[VnlSettings]:
     return made
 
 
-def _vnl(trained: Trained, settings: VnlSettings) -> Adapter:
-    return Vnl(trained, settings)
+def _row(method: str, update: str, settings: Settings, scores: Scores) -> Row:
+    follow = settings.follow if isinstance(settings, VnlSettings) else 0.0
+    return Row(method, update, settings.lr, follow, settings.statistics.kind, settings.predict, *scores)
 
 
-def _try_baseline(method: str, lr: float, kind: str, streams: Sequence[LeftOutStream]) -> Row:
-    settings = configure(METHODS[method].defaults, {"lr": lr, "statistics": kind})
-    build: Callable[[Trained], Adapter] = partial(METHODS[method].build, settings=settings)
-    return _row(method, method, settings, streams, play_all(build, streams))
-
-
-def _row(
-    method: str, update: str, settings: Any, streams: Sequence[LeftOutStream], plays: Sequence[Played]
-) -> Row:
-    scores = _scores(streams, [played.probabilities for played in plays])
-    follow = getattr(settings, "follow", 0.0)
-    return Row(method, update, settings.lr, follow, settings.statistics.kind, settings.predict, **scores)
-
-
-def _scores(streams: Sequence[LeftOutStream], probabilities: Sequence[Tensor]) -> dict[str, float]:
+def _scores(streams: Sequence[LeftOutStream], probabilities: Sequence[Tensor]) -> Scores:
+    """Return means over the streams, each stream counting the same."""
     accuracies, nlls = [], []
     for stream, p in zip(streams, probabilities, strict=True):
         y = stream.labels.to(p.device)
         accuracies.append(float((p.argmax(-1) == y).float().mean()))
-        nlls.append(float(-p.gather(-1, y.unsqueeze(-1)).clamp_min(torch.finfo(p.dtype).tiny).log().mean()))
+        nlls.append(float(label_cross_entropy(p, y)))
     count = len(accuracies)
-    return {"accuracy": sum(accuracies) / count, "nll": sum(nlls) / count, "worst": min(accuracies)}
+    return Scores(sum(accuracies) / count, sum(nlls) / count, min(accuracies))
 
 
 def _cross_fitted(lessons: Sequence[Lesson], config: OutOfFoldConfig, seed: int) -> list[Tensor]:
@@ -153,23 +186,3 @@ def label_lesson(phi: StreamInferenceNet, lesson: Lesson) -> Tensor:
     generator = torch.Generator(device=lesson.z.device).manual_seed(0)
     steps = zip(lesson.z, lesson.logits, lesson.head.weight, lesson.head.bias, strict=True)
     return torch.cat([labeler(z, logits, Head(w, b), 0, generator) for z, logits, w, b in steps])
-
-
-def _options(row: Row, names: tuple[str, ...]) -> dict[str, Any]:
-    values = asdict(row)
-    return {name: values[name] for name in names}
-
-
-def _best_options(rows: Sequence[Row], method: str, kind: str) -> dict[str, Any]:
-    tried = [row for row in rows if row.method == method and row.statistics == kind]
-    return {"lr": max(tried, key=lambda row: row.accuracy).lr}
-
-
-def _mark(rows: Sequence[Row], methods: dict[str, dict[str, dict[str, Any]]]) -> list[Row]:
-    """Return the rows with each method's choice marked."""
-    return [
-        row
-        if row.method == "vnl"
-        else replace(row, chosen=methods[row.method][row.statistics]["lr"] == row.lr)
-        for row in rows
-    ]

@@ -26,7 +26,7 @@ class Fold:
 
 @dataclass(frozen=True, eq=False)
 class LeftOutStream:
-    """One stream for one left-out model. The labels are a source's own, here to teach phi and to score rules."""
+    """One stream for one left-out model; the labels are a source's own, to teach phi and to score rules."""
 
     name: str
     trained: Trained
@@ -50,7 +50,7 @@ def folds(count: int, leave_out: int) -> list[tuple[int, ...]]:
 
 
 def left_out_streams(every: Sequence[Fold], config: OutOfFoldConfig, seed: int) -> list[LeftOutStream]:
-    """Return the natural streams of all left-out domains, then those with drawn marginals and hardened images."""
+    """Return the natural streams of all left-out domains, and those with drawn marginals or hardening."""
     return [
         stream
         for fold in every

@@ -20,7 +20,7 @@ EVALUATION_BATCH = 256
 CHECK_EVERY = 10
 
 
-class Stopped(TrainingError):
+class StoppedError(TrainingError):
     """The user asked to stop; the state is on disk."""
 
 
@@ -48,7 +48,7 @@ def run_stage(
                 save_state(path, learner, best, stage.name, iteration)
             if stop.asked and not last:
                 where = "" if path is None else f"; {path} holds its state: go on with --resume"
-                raise Stopped(f"stopped at iteration {iteration} of {learner.config.iterations}{where}")
+                raise StoppedError(f"stopped at iteration {iteration} of {learner.config.iterations}{where}")
     finally:
         scalars.close()
     best.restore(learner)

@@ -1,0 +1,62 @@
+import json
+from typing import Any
+
+import pytest
+
+from vicinal.data.transforms import Augment
+from vicinal.errors import ConfigError, UnknownNameError
+from vicinal.training.config import OutOfFoldConfig, TrainConfig, as_dict, for_pretrained
+
+
+@pytest.mark.parametrize("name", ["iterations", "batch_size", "group_size", "validate_every", "save_every"])
+def test_counts_must_be_at_least_one(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be at least 1, not 0"):
+        TrainConfig(**{name: 0})
+
+
+@pytest.mark.parametrize("value", [0.0, -1e-3, float("nan")])
+@pytest.mark.parametrize("name", ["backbone_lr", "head_lr", "phi_lr", "adapt_lr", "difference"])
+def test_step_sizes_must_be_above_zero(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be above 0"):
+        TrainConfig(**{name: value})
+
+
+@pytest.mark.parametrize("options", [{"leave_out": -1}, {"epochs": 0}, {"step_sizes": ()}])
+def test_out_of_fold_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="leave_out >= 0, epochs >= 1 and a step size"):
+        OutOfFoldConfig(**options)
+
+
+def test_an_unknown_hardening_is_named_with_the_known_ones() -> None:
+    with pytest.raises(UnknownNameError, match=r"hardening 'sharpened'.*edges"):
+        OutOfFoldConfig(hardenings=("sharpened",))
+
+
+@pytest.mark.xfail(
+    strict=True, reason="not checked: a division by zero, or a maximum of nothing, after hours of training"
+)
+@pytest.mark.parametrize("options", [{"batch_size": 0}, {"updates": ()}, {"updates": ("anchor",)}])
+def test_out_of_fold_settings_that_cannot_work_are_refused_at_once(options: dict[str, Any]) -> None:
+    with pytest.raises((ConfigError, UnknownNameError)):
+        OutOfFoldConfig(**options)
+
+
+@pytest.mark.xfail(strict=True, reason="not checked: torch raises at the first step")
+@pytest.mark.parametrize("options", [{"num_samples": -1}, {"label_smoothing": 1.5}])
+def test_training_settings_that_cannot_work_are_refused_at_once(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        TrainConfig(**options)
+
+
+def test_a_pretrained_backbone_starts_from_the_papers_step_sizes() -> None:
+    config = for_pretrained(iterations=7, seed=3)
+    assert (config.backbone_lr, config.head_lr, config.phi_lr) == (5e-5, 1e-4, 1e-4)
+    assert (config.iterations, config.seed, config.augment) == (7, 3, Augment())
+
+
+@pytest.mark.parametrize(
+    "config", [TrainConfig(augment=Augment(max_ratio=1.1)), OutOfFoldConfig(marginals=(0.5, 1.0))]
+)
+def test_a_config_survives_json_unchanged(config: TrainConfig | OutOfFoldConfig) -> None:
+    plain = as_dict(config)
+    assert json.loads(json.dumps(plain)) == plain

@@ -1,0 +1,161 @@
+"""A resumed run is the uninterrupted one, or is refused."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from vicinal.checkpoint import Trained, load, save
+from vicinal.data.domains import SourceDomain
+from vicinal.data.transforms import Augment
+from vicinal.errors import CheckpointError, ConfigError, TrainingError, VicinalError
+from vicinal.training.config import TrainConfig
+from vicinal.training.train import ModelSpec, Run, train_model
+
+MakeSources = Callable[..., list[SourceDomain]]
+MakeRun = Callable[..., Run]
+TensorsOf = Callable[[Trained], dict[str, Tensor]]
+SameTensors = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], bool]
+CONFIG = TrainConfig(
+    algorithm="erm",
+    iterations=25,
+    batch_size=6,
+    group_size=5,
+    num_samples=2,
+    validate_every=8,
+    save_every=1000,
+)
+
+
+STOPS = [("erm", ("erm", 10)), ("neighbor", ("erm", 16)), ("neighbor", ("phi", 10)), ("meta", ("meta", 10))]
+
+
+@pytest.mark.parametrize(("algorithm", "halt"), STOPS)
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
+    algorithm: str,
+    halt: tuple[str, int],
+    spec: ModelSpec,
+    make_sources: MakeSources,
+    make_run: MakeRun,
+    tensors_of: TensorsOf,
+    same_tensors: SameTensors,
+    tmp_path: Path,
+) -> None:
+    sources, config = make_sources(), replace(CONFIG, algorithm=algorithm, augment=Augment())
+    whole = train_model(spec, sources, config, make_run(), {})
+    with pytest.raises(TrainingError, match=rf"stopped at iteration {halt[1]} of 25.*--resume"):
+        train_model(spec, sources, config, make_run(tmp_path, halt=halt), {})
+    torch.manual_seed(12345)  # what a new process brings along must not matter
+    resumed = train_model(spec, sources, config, make_run(tmp_path, resume=True), {})
+    assert same_tensors(tensors_of(resumed), tensors_of(whole))
+    assert resumed.provenance == whole.provenance
+
+
+def test_a_run_may_stop_again_and_again(
+    spec: ModelSpec,
+    make_sources: MakeSources,
+    make_run: MakeRun,
+    tensors_of: TensorsOf,
+    same_tensors: SameTensors,
+    tmp_path: Path,
+) -> None:
+    sources, config = make_sources(), replace(CONFIG, algorithm="meta", second_order=True)
+    whole = train_model(spec, sources, config, make_run(), {})
+    for halt in (8, 16, 24):
+        with pytest.raises(TrainingError, match=f"stopped at iteration {halt} "):
+            train_model(spec, sources, config, make_run(tmp_path, resume=True, halt=("meta", halt)), {})
+    resumed = train_model(spec, sources, config, make_run(tmp_path, resume=True), {})
+    assert same_tensors(tensors_of(resumed), tensors_of(whole))
+
+
+@pytest.fixture
+def stopped(spec: ModelSpec, make_sources: MakeSources, make_run: MakeRun, tmp_path: Path) -> Path:
+    """Return the folder of a run that was stopped after ten iterations."""
+    with pytest.raises(TrainingError, match="stopped"):
+        train_model(spec, make_sources(), CONFIG, make_run(tmp_path, halt=("erm", 10)), {})
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "change", [{"head_lr": 1.0}, {"seed": 1}, {"iterations": 30}, {"augment": Augment()}]
+)
+def test_a_resume_with_other_settings_is_refused_in_one_line(
+    change: dict[str, Any], spec: ModelSpec, make_sources: MakeSources, make_run: MakeRun, stopped: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(change))} was .* and is now") as caught:
+        train_model(spec, make_sources(), replace(CONFIG, **change), make_run(stopped, resume=True), {})
+    assert "\n" not in str(caught.value)
+
+
+def test_how_often_a_run_saves_may_change(
+    spec: ModelSpec, make_sources: MakeSources, make_run: MakeRun, stopped: Path
+) -> None:
+    config = replace(CONFIG, save_every=4)
+    assert train_model(spec, make_sources(), config, make_run(stopped, resume=True), {})
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=RuntimeError,
+    reason="a state of another backbone ends in load_state_dict's many lines, not in one of ours",
+)
+def test_a_resume_with_another_backbone_is_refused_in_one_line(
+    spec: ModelSpec, make_sources: MakeSources, make_run: MakeRun, stopped: Path
+) -> None:
+    with pytest.raises(VicinalError, match="resume"):
+        train_model(
+            replace(spec, backbone="small_gn"), make_sources(), CONFIG, make_run(stopped, resume=True), {}
+        )
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="the state does not say which domains it was trained on: resuming with another target goes on "
+    "with a model that has seen it",
+)
+def test_a_resume_with_other_sources_is_refused(
+    spec: ModelSpec, make_sources: MakeSources, make_run: MakeRun, stopped: Path
+) -> None:
+    others = [replace(source, name=f"new {source.name}") for source in make_sources(seed=9)]
+    with pytest.raises(VicinalError, match="d0"):
+        train_model(spec, others, CONFIG, make_run(stopped, resume=True), {})
+
+
+def test_a_file_that_is_no_state_of_this_stage_is_refused(
+    spec: ModelSpec, make_sources: MakeSources, make_run: MakeRun, stopped: Path
+) -> None:
+    trained = train_model(spec, make_sources(), CONFIG, make_run(), {})
+    save(stopped / "state-erm.safetensors", trained)
+    with pytest.raises(CheckpointError, match="not a training state of stage 'erm'"):
+        train_model(spec, make_sources(), CONFIG, make_run(stopped, resume=True), {})
+
+
+def test_a_state_is_not_taken_for_a_model(stopped: Path) -> None:
+    with pytest.raises(CheckpointError, match="unfinished training"):
+        load(stopped / "state-erm.safetensors")
+
+
+def test_a_run_without_resume_starts_over(
+    spec: ModelSpec,
+    make_sources: MakeSources,
+    make_run: MakeRun,
+    tensors_of: TensorsOf,
+    same_tensors: SameTensors,
+    stopped: Path,
+) -> None:
+    whole = train_model(spec, make_sources(), CONFIG, make_run(), {})
+    again = train_model(spec, make_sources(), CONFIG, make_run(stopped), {})
+    assert same_tensors(tensors_of(again), tensors_of(whole))
+
+
+def test_a_resumed_run_goes_on_with_the_same_scalars(
+    spec: ModelSpec, make_sources: MakeSources, make_run: MakeRun, stopped: Path
+) -> None:
+    train_model(spec, make_sources(), CONFIG, make_run(stopped, resume=True), {})
+    lines = (stopped / "scalars.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [8, 10, 16, 20, 24, 25]
