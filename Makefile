@@ -5,7 +5,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: venv install format lint types test check
+.PHONY: venv install demo format lint types test check
 # One after the other, also under `make -j`: pytest's closing line is then the last one.
 .NOTPARALLEL:
 
@@ -20,6 +20,9 @@ install: $(INSTALLED)
 $(INSTALLED): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/vicinal demo
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .

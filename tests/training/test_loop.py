@@ -109,6 +109,22 @@ def test_validation_beyond_one_batch_counts_every_image(spec: ModelSpec) -> None
     assert accuracy_on(learner.model, LabelledImages(images, labels)) == pytest.approx(sum(right) / 300)
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_fixed_model_is_in_evaluation_mode_and_any_other_trains(
+    fixed: bool, spec: ModelSpec, make_sources: MakeSources
+) -> None:
+    modes = []
+
+    def step(learner: Learner, sources: Sequence[SourceDomain]) -> Terms:
+        modes.append(learner.model.training)
+        return {"loss": torch.zeros(())}
+
+    stage = Stage("watched", step, fixed_model=fixed)
+    learner = make_stage_learner(spec, ERM, replace(CONFIG, iterations=5, validate_every=2))
+    run(stage, learner, make_sources(2))
+    assert modes == [not fixed] * 5  # validation in between changes the mode, and it is set again
+
+
 def test_without_validation_data_the_last_weights_are_kept(
     spec: ModelSpec, make_sources: MakeSources
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vicinal.checkpoint import Trained, load, save
+from vicinal.checkpoint import Trained, load, read_tensors, save
 from vicinal.data.domains import SourceDomain
 from vicinal.data.transforms import Augment
 from vicinal.errors import CheckpointError, ConfigError, TrainingError, VicinalError
@@ -47,13 +47,21 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     tmp_path: Path,
 ) -> None:
     sources, config = make_sources(), replace(CONFIG, algorithm=algorithm, augment=Augment())
-    whole = train_model(spec, sources, config, make_run(), {})
+    one, other = tmp_path / "whole", tmp_path / "resumed"
+    whole = train_model(spec, sources, config, make_run(one), {})
     with pytest.raises(TrainingError, match=rf"stopped at iteration {halt[1]} of 25.*--resume"):
-        train_model(spec, sources, config, make_run(tmp_path, halt=halt), {})
+        train_model(spec, sources, config, make_run(other, halt=halt), {})
     torch.manual_seed(12345)  # what a new process brings along must not matter
-    resumed = train_model(spec, sources, config, make_run(tmp_path, resume=True), {})
+    resumed = train_model(spec, sources, config, make_run(other, resume=True), {})
     assert same_tensors(tensors_of(resumed), tensors_of(whole))
     assert resumed.provenance == whole.provenance
+    # The best weights may be older than the stop; the last ones, the optimizer and the generators are not.
+    states = sorted(path.name for path in one.glob("state-*"))
+    assert states == sorted(path.name for path in other.glob("state-*"))
+    for name in states:
+        (tensors, header), (again, same) = read_tensors(one / name), read_tensors(other / name)
+        assert same_tensors(again, tensors)
+        assert same == header
 
 
 def test_a_run_may_stop_again_and_again(

@@ -14,7 +14,7 @@ class TrainConfig:
 
     algorithm: str = "meta"
     iterations: int = 200
-    batch_size: int = 70  # images of each of the two batches of an iteration; ERM takes both at once
+    batch_size: int = 35  # images of each of the two batches of an iteration; ERM takes both at once
     backbone_lr: float = 5e-3  # peak of a one-cycle schedule; lambda_2 of the paper for the features
     head_lr: float = 5e-3  # the classifier's
     phi_lr: float = 1e-3  # lambda_3
@@ -44,7 +44,13 @@ class TrainConfig:
 
 def for_pretrained(**options: Any) -> TrainConfig:
     """Return the paper's step sizes, for a backbone that starts from pretrained weights."""
-    paper: dict[str, Any] = {"backbone_lr": 5e-5, "head_lr": 1e-4, "phi_lr": 1e-4, "iterations": 2000}
+    paper: dict[str, Any] = {
+        "backbone_lr": 5e-5,
+        "head_lr": 1e-4,
+        "phi_lr": 1e-4,
+        "iterations": 2000,
+        "batch_size": 70,
+    }
     return TrainConfig(**(paper | {"augment": Augment(), "validate_every": 100} | options))
 
 

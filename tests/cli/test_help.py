@@ -1,0 +1,59 @@
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import typer.main
+
+from vicinal import __version__
+from vicinal.cli import app
+
+COMMANDS = ("demo", "train", "evaluate", "adapt")
+
+
+def test_the_help_lists_every_command(vicinal: Any) -> None:
+    ran = vicinal("--help")
+    assert ran.code == 0
+    assert all(name in ran.out for name in COMMANDS)
+
+
+def test_these_are_all_commands() -> None:
+    group = typer.main.get_command(app)
+    assert set(group.commands) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_names_its_options(vicinal: Any, name: str) -> None:
+    ran = vicinal(name, "--help")
+    assert ran.code == 0
+    options = [
+        option for item in typer.main.get_command(app).commands[name].params for option in item.opts
+        if option.startswith("--")
+    ]
+    assert len(options) > 4
+    missing = [option for option in options if option not in ran.out]
+    assert not missing
+
+
+def test_the_version(vicinal: Any) -> None:
+    ran = vicinal("--version")
+    assert (ran.code, ran.out.strip()) == (0, __version__)
+
+
+def test_an_option_that_does_not_exist(vicinal: Any) -> None:
+    ran = vicinal("demo", "--fast")
+    assert ran.code == 2
+    assert "--fast" in ran.err
+
+
+def test_a_refusal_in_a_process_of_its_own() -> None:
+    run = "from vicinal.cli import main; main()"
+    ran = subprocess.run(
+        [sys.executable, "-c", run, "adapt", "nowhere", "nothing"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )
+    assert ran.returncode == 2
+    assert ran.stdout == ""
+    assert ran.stderr.splitlines() == ["vicinal: nowhere/model.safetensors: no such checkpoint"] or (
+        ran.stderr.splitlines() == ["vicinal: nowhere: no such checkpoint"]
+    )
