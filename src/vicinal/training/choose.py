@@ -27,6 +27,9 @@ from vicinal.training.progress import Progress
 from vicinal.types import Head
 
 
+SAFEST_FIRST = ("none", "anchored", "entropy")
+
+
 class Scores(NamedTuple):
     """How a candidate did on the left-out streams."""
 
@@ -78,11 +81,11 @@ def choose_rule(
         )
         tried.append((row, [played.lesson for played in plays]))
         progress.advance(1 + len(tried), {"accuracy": row.accuracy})
-    own = _pick([row for row, _ in tried], config.tolerance)
+    own = min(_level([row for row, _ in tried], config.tolerance), key=_risk)
     lessons = next(seen for row, seen in tried if row is own)
     by_labels = _scores(streams, _cross_fitted(lessons, config, seed))
     labels = replace(own, predict="labels", **by_labels._asdict())
-    final = _pick([own, labels], config.tolerance)
+    final = min(_level([own, labels], config.tolerance), key=lambda row: row.nll)
     predict_phi = fit_phi(lessons, config, seed)
     progress.advance(2 + len(tried), {"accuracy": final.accuracy})
     rows = [replace(row, chosen=row is final) for row in [*(row for row, _ in tried), labels]]
@@ -92,13 +95,18 @@ def choose_rule(
     return Chosen(anchor_phi, predict_phi, *_collect(rows, final))
 
 
-def _pick(rows: Sequence[Row], tolerance: float) -> Row:
-    """Return the row of lowest NLL among those whose accuracy is level with the best.
-
-    Left-out streams are few, so small differences of accuracy are noise, which NLL is less prone to.
-    """
+def _level(rows: Sequence[Row], tolerance: float) -> list[Row]:
+    """Return the rows whose accuracy is level with the best: left-out streams are few, less is noise."""
     best = max(row.accuracy for row in rows)
-    return min((row for row in rows if row.accuracy >= best - tolerance), key=lambda row: row.nll)
+    return [row for row in rows if row.accuracy >= best - tolerance]
+
+
+def _risk(row: Row) -> tuple[int, float]:
+    """Return what ranks level rules: the one that can go wrong least, then the most accurate.
+
+    No update cannot drift; anchored labels hold the model to the source; entropy alone has nothing to hold it.
+    """
+    return SAFEST_FIRST.index(row.update), -row.accuracy
 
 
 def _fit_on_still_models(

@@ -74,7 +74,7 @@ class OutOfFoldConfig:
     step_sizes: tuple[float, ...] = (3e-4, 1e-3, 2e-3)
     follow: tuple[float, ...] = (0.0,)
     updates: tuple[Literal["none", "entropy", "anchored"], ...] = ("none", "entropy", "anchored")
-    tolerance: float = 0.005  # accuracies this close count as level; the lower NLL then decides
+    tolerance: float = 0.005  # accuracies this close count as level: the safer rule is taken
     baselines: tuple[str, ...] = ("soft", "hard", "probabilistic")
 
     def __post_init__(self) -> None:
