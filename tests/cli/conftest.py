@@ -94,13 +94,13 @@ def domains_of(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def shared_domains(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of three domains that no test changes."""
-    return make_domains(tmp_path_factory.mktemp("data") / "shades", {"dark": 10, "light": 10, "mid": 10})
+    """Return a folder of four domains that no test changes."""
+    return make_domains(tmp_path_factory.mktemp("data") / "shades", {"dark": 10, "dim": 10, "light": 10, "mid": 10})
 
 
 @pytest.fixture
 def domains(shared_domains: Path, tmp_path: Path) -> Path:
-    """Return a folder of three domains of one's own."""
+    """Return a folder of four domains of one's own."""
     return Path(shutil.copytree(shared_domains, tmp_path / "shades"))
 
 

@@ -23,7 +23,7 @@ MakeSources = Callable[..., list[SourceDomain]]
 CONFIG = OutOfFoldConfig(
     batch_size=8,
     epochs=5,
-    hardenings=("inversion",),
+    hardenings=("posterised",),
     step_sizes=(1e-3, 2e-2),
     follow=(0.0, 0.1),
     baselines=("soft", "hard"),
@@ -35,8 +35,8 @@ CANDIDATES |= {("anchored", lr, follow) for lr in (1e-3, 2e-2) for follow in (0.
 @pytest.fixture(scope="module")
 def streams(spec: ModelSpec, make_sources: MakeSources) -> list[LeftOutStream]:
     """Return the streams of two models, each trained for a moment without one domain."""
-    one, other = make_sources(2, train=32)
-    config = TrainConfig(algorithm="erm", iterations=8, batch_size=8)
+    one, other = make_sources(2, train=64, val=16)
+    config = TrainConfig(algorithm="erm", iterations=30, batch_size=8, backbone_lr=2e-3)
     every = [Fold(train(spec, [seen], config), (left,)) for seen, left in ((one, other), (other, one))]
     return left_out_streams(every, CONFIG, 0)
 
@@ -70,10 +70,21 @@ def test_every_baseline_is_tried_at_every_step_size_on_both_statistics(chosen: C
         assert sorted((row.lr, row.statistics) for row in rows_of(chosen, method)) == grid
 
 
-def test_one_vnl_row_is_chosen_and_it_is_the_most_accurate(chosen: Chosen) -> None:
-    rows = rows_of(chosen, "vnl")
+@pytest.mark.parametrize("updates", [CONFIG.updates, ("anchored", "entropy")])
+@pytest.mark.parametrize("tolerance", [0.0, 0.02])
+def test_the_chosen_vnl_row_is_the_most_accurate_or_level_with_it(
+    tolerance: float, updates: Any, streams: list[LeftOutStream]
+) -> None:
+    config = replace(CONFIG, tolerance=tolerance, updates=updates, follow=(0.0,), baselines=())
+    found = choose_rule(streams, config, 0, Silent())
+    rows = rows_of(found, "vnl")
     (final,) = [row for row in rows if row.chosen]
-    assert final.accuracy == max(row.accuracy for row in rows)
+    # Two choices are made, of the update and of who predicts; each may give up the tolerance.
+    assert final.accuracy >= max(row.accuracy for row in rows) - 2 * tolerance
+
+
+def test_one_vnl_row_is_chosen_and_its_settings_are_the_rule(chosen: Chosen) -> None:
+    (final,) = [row for row in rows_of(chosen, "vnl") if row.chosen]
     rule = {"update": final.update, "lr": final.lr, "follow": final.follow, "predict": final.predict}
     assert chosen.methods["vnl"]["stream"] == rule
 

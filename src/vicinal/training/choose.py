@@ -26,7 +26,6 @@ from vicinal.training.left_out import LeftOutStream, Lesson, play_all
 from vicinal.training.progress import Progress
 from vicinal.types import Head
 
-
 SAFEST_FIRST = ("none", "anchored", "entropy")
 
 
@@ -102,11 +101,11 @@ def _level(rows: Sequence[Row], tolerance: float) -> list[Row]:
 
 
 def _risk(row: Row) -> tuple[int, float]:
-    """Return what ranks level rules: the one that can go wrong least, then the most accurate.
+    """Return what ranks level rules: the one that can go wrong least, then the lowest NLL.
 
-    No update cannot drift; anchored labels hold the model to the source; entropy alone has nothing to hold it.
+    No update cannot drift; anchored labels hold the model to the source; entropy alone is held by nothing.
     """
-    return SAFEST_FIRST.index(row.update), -row.accuracy
+    return SAFEST_FIRST.index(row.update), row.nll
 
 
 def _fit_on_still_models(
