@@ -15,11 +15,6 @@ from vicinal.errors import AdapterError, ConfigError
 
 LR, SEED, DRAWS = 1e-3, 3, 3
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
-shared = pytest.mark.xfail(
-    strict=True,
-    reason="empty_memory() gives counts and mass one tensor and StreamLabeler writes both into it: from the "
-    "second batch on counts hold the mass",
-)
 
 
 class SlowLabeler:
@@ -139,7 +134,6 @@ def vnl(source: Any, **options: Any) -> Any:
     return adapt(source, "vnl", **{"lr": LR, "seed": SEED, "num_samples": DRAWS, **options})
 
 
-@shared
 @pytest.mark.parametrize("kind", ["batch", "source"])
 @pytest.mark.parametrize("follow", [0.0, 0.3])
 @pytest.mark.parametrize(("steps", "weights"), [(1, (1.0, 1.0)), (2, (0.5, 2.0))])
@@ -158,7 +152,6 @@ def test_anchored_updates_agree_with_the_slow_reference(
             torch.testing.assert_close(a, b, **CLOSE)
 
 
-@shared
 def test_the_default_agrees_with_the_slow_reference(make_source: Any, images: Any) -> None:
     """On stream statistics, whose averages test_statistics recomputes: here `bn` stands for the anchor."""
     source = make_source()
@@ -192,7 +185,6 @@ def test_the_reference_above_is_not_trivial(make_source: Any, images: Any) -> No
     assert (first - second).abs().max() > 1e-4
 
 
-@shared
 def test_a_labeler_remembers_counts_and_mass_apart(make_source: Any, images: Any) -> None:
     source = make_source()
     labeler = adapt(source, "labels", statistics="source")
@@ -203,7 +195,6 @@ def test_a_labeler_remembers_counts_and_mass_apart(make_source: Any, images: Any
     assert (memory.counts < 0.99 * memory.mass).all()
 
 
-@shared
 @pytest.mark.parametrize("method", ["labels", "vnl"])
 def test_labels_without_update_agree_with_the_slow_reference(
     make_source: Any, images: Any, method: str
@@ -286,7 +277,6 @@ def test_far_outside_what_phi_was_fitted_on_the_model_speaks_for_itself(
         assert torch.equal(found, heard[-1].log())
 
 
-@shared
 @pytest.mark.parametrize("method", ["labels", "vnl"])
 def test_inside_the_range_it_is_all_neighbor_labels(make_source: Any, images: Any, method: str) -> None:
     source = make_source()

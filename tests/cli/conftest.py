@@ -95,7 +95,9 @@ def domains_of(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def shared_domains(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of four domains that no test changes."""
-    return make_domains(tmp_path_factory.mktemp("data") / "shades", {"dark": 10, "dim": 10, "light": 10, "mid": 10})
+    return make_domains(
+        tmp_path_factory.mktemp("data") / "shades", {"dark": 10, "dim": 10, "light": 10, "mid": 10}
+    )
 
 
 @pytest.fixture
@@ -154,7 +156,9 @@ def snapshot(tmp_path: Path) -> Iterator[Callable[[], dict[str, bytes]]]:
 
     def take() -> dict[str, bytes]:
         found = sorted(tmp_path.rglob("*"))
-        return {str(path.relative_to(tmp_path)): path.read_bytes() if path.is_file() else b"" for path in found}
+        return {
+            str(path.relative_to(tmp_path)): path.read_bytes() if path.is_file() else b"" for path in found
+        }
 
     return take
 

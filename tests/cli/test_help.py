@@ -27,7 +27,9 @@ def test_the_help_of_a_command_names_its_options(vicinal: Any, name: str) -> Non
     ran = vicinal(name, "--help")
     assert ran.code == 0
     options = [
-        option for item in typer.main.get_command(app).commands[name].params for option in item.opts
+        option
+        for item in typer.main.get_command(app).commands[name].params
+        for option in item.opts
         if option.startswith("--")
     ]
     assert len(options) > 4
@@ -50,7 +52,10 @@ def test_a_refusal_in_a_process_of_its_own() -> None:
     run = "from vicinal.cli import main; main()"
     ran = subprocess.run(
         [sys.executable, "-c", run, "adapt", "nowhere", "nothing"],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert ran.returncode == 2
     assert ran.stdout == ""

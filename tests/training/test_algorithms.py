@@ -115,7 +115,10 @@ def test_the_phi_stage_of_neighbor_leaves_theta_bit_identical(
     (model, phi), sources, (first, second) = make_nets(spec), make_sources(), ALGORITHMS["neighbor"]
     run_steps(first, make_learner(model, phi, first, CONFIG, seed=1), sources)
     model_before, phi_before = snapshot(model), snapshot(phi)
-    run_steps(second, make_learner(model, phi, second, CONFIG, seed=2), sources)
+    learner = make_learner(model, phi, second, CONFIG, seed=2)
+    assert second.fixed_model
+    assert [group["params"] for group in learner.optimizer.param_groups] == [list(phi.parameters())]
+    run_steps(second, learner, sources)
     assert not moved(model, model_before)
     assert set(moved(phi, phi_before)) == {name for name, _ in phi.named_parameters()}
 

@@ -18,7 +18,7 @@ class StreamLabeler(nn.Module):
         super().__init__()
         self.phi = copy.deepcopy(phi).requires_grad_(False)
         for name, value in empty_memory(head)._asdict().items():
-            self.register_buffer(name, value)
+            self.register_buffer(name, value.clone())
 
     @property
     def memory(self) -> StreamMemory:

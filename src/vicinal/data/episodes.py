@@ -30,4 +30,5 @@ def draw_batch(
 def split_meta_target(count: int, generator: torch.Generator) -> tuple[int, list[int]]:
     """Return the position of a random meta-target domain and those of the meta-source domains."""
     target = int(torch.randint(count, (1,), generator=generator))
-    return target, [position for position in range(count) if position != target]
+    # A lone domain, as a left-out model of two sources has, plays both parts: no shift is left to simulate.
+    return target, [position for position in range(count) if position != target or count == 1]

@@ -13,10 +13,10 @@ EVIDENCE = ("log_count", "cosine", "confidence", "mean_norm", "row_norm", "log_m
 
 def empty_memory(head: Head) -> StreamMemory:
     """Return the memory before the first batch: no features, a uniform marginal."""
-    zeros = torch.zeros_like(head.bias)
-    return StreamMemory(
-        torch.zeros_like(head.weight), zeros, zeros, torch.full_like(zeros, 1 / zeros.shape[-1])
-    )
+    # Two tensors, not one twice: whoever keeps them writes into them.
+    counts, mass = torch.zeros_like(head.bias), torch.zeros_like(head.bias)
+    uniform = torch.full_like(head.bias, 1 / head.bias.shape[-1])
+    return StreamMemory(torch.zeros_like(head.weight), counts, mass, uniform)
 
 
 def batch_memory(z: Tensor, y: Tensor) -> StreamMemory:

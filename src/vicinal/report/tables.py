@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
@@ -80,7 +80,26 @@ def latest(records: Iterable[Record]) -> list[Record]:
     for kind, values in mixed.items():
         if len(values) > 1:
             raise DataError(f"these records mix {kind} ({', '.join(sorted(values))}): report each by itself")
-    return list(kept.values())
+    return _unite_choices(list(kept.values()))
+
+
+def _unite_choices(records: list[Record]) -> list[Record]:
+    """Return the records with one setup for a method that chose, model by model, who predicts.
+
+    Own output on some seeds and labels on others, never both on one, is one method that chose; apart, its
+    rows would show subsets of the seeds.
+    """
+    runs: dict[tuple[str, ...], dict[str, set[tuple[int, str]]]] = {}
+    for record in records:
+        key = (record.algorithm, record.method, record.statistics)
+        runs.setdefault(key, {}).setdefault(record.predict, set()).add((record.seed, record.stream))
+    chose = {key for key, by in runs.items() if len(by) > 1 and not set.intersection(*by.values())}
+    return [
+        replace(record, predict="chosen")
+        if (record.algorithm, record.method, record.statistics) in chose
+        else record
+        for record in records
+    ]
 
 
 def summarise(records: Iterable[Record]) -> list[Row]:

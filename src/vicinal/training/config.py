@@ -7,6 +7,8 @@ from typing import Any, Literal
 from vicinal.data.transforms import HARDENINGS, Augment
 from vicinal.errors import ConfigError, UnknownNameError
 
+UPDATES = ("none", "entropy", "anchored")
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -37,6 +39,8 @@ class TrainConfig:
         for name in positive:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.num_samples < 0 or not 0 <= self.label_smoothing < 1:
+            raise ConfigError("training needs num_samples of at least 0 and label_smoothing in [0, 1)")
         for name in ("backbone_lr", "head_lr", "phi_lr", "adapt_lr", "difference"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
@@ -81,8 +85,13 @@ class OutOfFoldConfig:
         for name in self.hardenings:
             if name not in HARDENINGS:
                 raise UnknownNameError("hardening", name, HARDENINGS)
-        if self.leave_out < 0 or self.epochs < 1 or not self.step_sizes:
-            raise ConfigError("out-of-fold fitting needs leave_out >= 0, epochs >= 1 and a step size to try")
+        for update in self.updates:
+            if update not in UPDATES:
+                raise UnknownNameError("update", update, UPDATES)
+        if self.leave_out < 0 or self.epochs < 1 or self.batch_size < 1:
+            raise ConfigError("out-of-fold fitting needs leave_out >= 0, epochs >= 1 and batch_size >= 1")
+        if not self.step_sizes or not self.updates:
+            raise ConfigError("out-of-fold fitting needs a step size and an update to try")
 
 
 def as_dict(config: TrainConfig | OutOfFoldConfig) -> dict[str, Any]:

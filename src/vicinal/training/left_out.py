@@ -11,7 +11,7 @@ from vicinal.checkpoint import Trained
 from vicinal.data.domains import LabelledImages, SourceDomain
 from vicinal.data.streams import Stream, label_shift_order, online_order
 from vicinal.data.transforms import HARDENINGS, to_float
-from vicinal.errors import ConfigError
+from vicinal.errors import ConfigError, DataError
 from vicinal.training.config import OutOfFoldConfig
 from vicinal.types import Head
 
@@ -51,12 +51,16 @@ def folds(count: int, leave_out: int) -> list[tuple[int, ...]]:
 
 def left_out_streams(every: Sequence[Fold], config: OutOfFoldConfig, seed: int) -> list[LeftOutStream]:
     """Return the natural streams of all left-out domains, and those with drawn marginals or hardening."""
-    return [
+    made = [
         stream
         for fold in every
         for position, source in enumerate(fold.left_out)
         for stream in _streams_of(fold.trained, source, config, seed + position)
+        if len(stream.stream.order) >= config.batch_size  # a drawn marginal may leave less than one batch
     ]
+    if not made:
+        raise DataError(f"no source domain has a whole batch of {config.batch_size} images to fit phi on")
+    return made
 
 
 def _streams_of(
@@ -81,7 +85,7 @@ def _stream(
 ) -> LeftOutStream:
     # Whole batches only: what phi is fitted on is stacked step by step.
     usable = min(len(order), config.stream_images or len(order))
-    kept = order[: max(usable // config.batch_size, 1) * config.batch_size]
+    kept = order[: usable // config.batch_size * config.batch_size]
     stream = Stream("online", whole.images, kept.to(whole.images.device), config.batch_size)
     return LeftOutStream(name, trained, stream, whole.labels[stream.order])
 

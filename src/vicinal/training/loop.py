@@ -14,7 +14,7 @@ from vicinal.models.classifier import Classifier
 from vicinal.training.learner import Learner, Stage, Terms, set_rate
 from vicinal.training.progress import Progress, StopRequest
 from vicinal.training.scalars import Scalars
-from vicinal.training.state import Best, load_state, save_state
+from vicinal.training.state import Best, Facts, load_state, save_state
 
 EVALUATION_BATCH = 256
 CHECK_EVERY = 10
@@ -33,11 +33,13 @@ def run_stage(
     stop: StopRequest,
     *,
     resume: bool = False,
+    facts: Facts | None = None,
 ) -> Best:
     """Train to the end of a stage and leave the learner with the best weights by source validation."""
     path = None if folder is None else folder / f"state-{stage.name}.safetensors"
-    best = Best()
-    done = load_state(path, learner, best, stage.name) if resume and path is not None and path.exists() else 0
+    best, facts, done = Best(), {**(facts or {}), "domains": _counts(sources)}, 0
+    if resume and path is not None and path.exists():
+        done = load_state(path, learner, best, stage.name, facts)
     scalars = Scalars(folder)
     progress.start(stage.name, learner.config.iterations, done)
     try:
@@ -45,7 +47,7 @@ def run_stage(
             _iterate(stage, learner, sources, best, iteration, progress, scalars)
             last = iteration == learner.config.iterations
             if path is not None and (last or stop.asked or iteration % learner.config.save_every == 0):
-                save_state(path, learner, best, stage.name, iteration)
+                save_state(path, learner, best, stage.name, iteration, facts)
             if stop.asked and not last:
                 where = "" if path is None else f"; {path} holds its state: go on with --resume"
                 raise StoppedError(f"stopped at iteration {iteration} of {learner.config.iterations}{where}")
@@ -53,6 +55,10 @@ def run_stage(
         scalars.close()
     best.restore(learner)
     return best
+
+
+def _counts(sources: Sequence[SourceDomain]) -> dict[str, int]:
+    return {source.name: len(source.train) for source in sources}
 
 
 def _iterate(
@@ -77,8 +83,7 @@ def _iterate(
         accuracy = None if stage.fixed_model else validation_accuracy(learner.model, sources)
         if accuracy is not None:
             values["validation"] = accuracy
-        # Without an accuracy to choose by, the last weights count as the best.
-        best.offer(learner, float(iteration) if accuracy is None else accuracy, iteration)
+        best.offer(learner, accuracy, iteration)
     scalars.write(iteration, {f"{stage.name}/{name}": value for name, value in values.items()})
     progress.advance(iteration, values, rate)
 

@@ -1,6 +1,6 @@
 """Algorithm 1: the three stages of one iteration, each a function of all it needs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -36,6 +36,7 @@ class Generalized:
     theta_meta_source: dict[str, Tensor]
     theta_generalized: dict[str, Tensor]
     labels: NeighborBatch
+    y_inner: Tensor  # the labels the inner step took: y_hat, or one-hot draws of it
     buffers: dict[str, Tensor]
 
 
@@ -129,20 +130,15 @@ def meta_generalization_step(
         )
     else:
         labels = posterior_labels(phi, z, logits, y, head, config, generator)
+    y_inner = labels.y_hat.detach()
     if config.draw_labels:
-        labels = labels._replace(y_hat=_straight_through(labels.y_hat, generator))
-    inner = soft_cross_entropy(logits, labels.y_hat.detach())
+        y_inner = draw_one_hot(y_inner, 1, generator)
+    inner = soft_cross_entropy(logits, y_inner)
     keep = config.joint_features
     gradient = torch.autograd.grad(inner, list(theta.values()), retain_graph=keep, allow_unused=True)
-    filled = {n: torch.zeros_like(theta[n]) if g is None else g for n, g in zip(theta, gradient, strict=True)}
-    generalized = {n: t.detach() for n, t in sgd_step(theta, filled, config.adapt_lr).items()}
-    return Generalized(theta, generalized, labels, buffers)
-
-
-def _straight_through(y_hat: Tensor, generator: torch.Generator) -> Tensor:
-    """Return one-hot draws whose gradient is that of the probabilities."""
-    drawn = draw_one_hot(y_hat.detach(), 1, generator)
-    return drawn + y_hat - y_hat.detach()
+    stepped = sgd_step(theta, _filled(theta, gradient), config.adapt_lr)
+    generalized = {name: value.detach() for name, value in stepped.items()}
+    return Generalized(theta, generalized, labels, y_inner, buffers)
 
 
 def meta_target_loss(
@@ -165,14 +161,16 @@ def meta_gradients(
     """
     leaves = {name: value.detach().requires_grad_() for name, value in stage.theta_generalized.items()}
     terms = meta_target_loss(model, stage, leaves, x, y, config)
-    v = dict(zip(leaves, torch.autograd.grad(terms.classify, list(leaves.values())), strict=True))
+    outer = torch.autograd.grad(terms.classify, list(leaves.values()), allow_unused=True)
+    v = _filled(leaves, outer)
     objective = terms.label + terms.kl
     theta = v
     if config.second_order:
         run = partial(_logits_at, model, stage.buffers, x)
+        # With draws, the gradient of a drawn label is handed to the probabilities it was drawn from.
         y_hat = stage.labels.y_hat
         extra = second_order(
-            run, stage.theta_meta_source, y_hat.detach(), v, config.adapt_lr, config.difference
+            run, stage.theta_meta_source, stage.y_inner, v, config.adapt_lr, config.difference
         )
         theta = {name: value - config.adapt_lr * extra.hessian_v[name] for name, value in v.items()}
         objective = objective + (y_hat * extra.label_gradient).sum()
@@ -183,10 +181,13 @@ def meta_gradients(
     for name, grad in zip(reached, by_theta, strict=True):
         if grad is not None:
             theta = {**theta, name: theta[name] + grad}
-    for_phi = {
-        n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(wanted.items(), by_phi, strict=True)
-    }
-    return MetaGradients(theta, for_phi), terms
+    return MetaGradients(theta, _filled(wanted, by_phi)), terms
+
+
+def _filled(parameters: Tensors, gradients: Sequence[Tensor | None]) -> dict[str, Tensor]:
+    """Return gradients by name, zeros for a parameter that the loss does not reach."""
+    pairs = zip(parameters.items(), gradients, strict=True)
+    return {name: torch.zeros_like(value) if grad is None else grad for (name, value), grad in pairs}
 
 
 def _logits_at(model: Classifier, buffers: Tensors, x: Tensor, theta: Tensors) -> Tensor:

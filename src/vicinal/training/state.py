@@ -11,18 +11,20 @@ from vicinal.errors import CheckpointError, ConfigError
 from vicinal.training.config import as_dict
 from vicinal.training.learner import Learner
 
+Facts = dict[str, Any]  # what a run depends on besides its config: backbone, classes, domains
+
 
 class Best:
     """The weights with the highest validation accuracy so far."""
 
     def __init__(self) -> None:
-        self.accuracy = float("-inf")
+        self.accuracy: float | None = None
         self.iteration = 0
         self.weights: dict[str, Tensor] = {}
 
-    def offer(self, learner: Learner, accuracy: float, iteration: int) -> None:
-        """Keep a copy of the weights if they are the best."""
-        if accuracy > self.accuracy:
+    def offer(self, learner: Learner, accuracy: float | None, iteration: int) -> None:
+        """Keep a copy of the weights if they are the best; with nothing to choose by, the last ones count."""
+        if accuracy is None or self.accuracy is None or accuracy > self.accuracy:
             self.accuracy, self.iteration = accuracy, iteration
             self.weights = {name: value.clone() for name, value in _weights(learner).items()}
 
@@ -49,7 +51,7 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def save_state(path: Path, learner: Learner, best: Best, stage: str, iteration: int) -> None:
+def save_state(path: Path, learner: Learner, best: Best, stage: str, iteration: int, facts: Facts) -> None:
     """Write everything the next iteration depends on."""
     tensors = {f"now.{name}": value for name, value in _weights(learner).items()}
     if not all(torch.isfinite(value).all() for value in tensors.values()):
@@ -58,22 +60,25 @@ def save_state(path: Path, learner: Learner, best: Best, stage: str, iteration: 
     for index, state in learner.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
     tensors |= {"draws": learner.draws.get_state(), "noise": learner.noise.get_state()}
-    header = {"kind": "state", "stage": stage, "iteration": iteration, "config": as_dict(learner.config)}
-    accuracy = None if best.accuracy == float("-inf") else best.accuracy
-    header |= {"best_accuracy": accuracy, "best_iteration": best.iteration}
+    header = {
+        "kind": "state",
+        "stage": stage,
+        "iteration": iteration,
+        "config": {**as_dict(learner.config), **facts},
+    }
+    header |= {"best_accuracy": best.accuracy, "best_iteration": best.iteration}
     write_tensors(path, tensors, header)
 
 
-def load_state(path: Path, learner: Learner, best: Best, stage: str) -> int:
+def load_state(path: Path, learner: Learner, best: Best, stage: str, facts: Facts) -> int:
     """Restore a learner and return the iterations behind it; a state of other settings is refused."""
     tensors, header = read_tensors(path)
     if header.get("kind") != "state" or header["stage"] != stage:
         raise CheckpointError(f"{path}: not a training state of stage '{stage}'")
-    _same_config(path, header["config"], as_dict(learner.config))
+    same_config(path, header["config"], {**as_dict(learner.config), **facts})
     _load_weights(learner, _under("now.", tensors))
     best.weights = {n: v.to(learner.device) for n, v in _under("best.", tensors).items()}
-    accuracy = header["best_accuracy"]
-    best.accuracy = float("-inf") if accuracy is None else accuracy
+    best.accuracy = header["best_accuracy"]
     best.iteration = header["best_iteration"]
     _load_optimizer(learner.optimizer, _under("optimizer.", tensors))
     learner.draws.set_state(tensors["draws"])
@@ -90,7 +95,8 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _same_config(path: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+def same_config(path: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Raise, naming what differs, unless a run was started with the settings it is to go on with."""
     # How often a run saves itself may change on the way: it has no part in the result.
     differing = [n for n in wanted if n != "save_every" and stored.get(n) != wanted[n]]
     if differing:

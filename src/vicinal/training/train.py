@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from vicinal.adapters.contract import METHODS
 from vicinal.checkpoint import Trained, load, save
 from vicinal.data.domains import LabelledImages, SourceDomain
 from vicinal.models.backbones import Preprocessing, build_classifier
@@ -19,6 +20,7 @@ from vicinal.training.learner import ALGORITHMS, make_learner
 from vicinal.training.left_out import Fold, folds, left_out_streams
 from vicinal.training.loop import run_stage
 from vicinal.training.progress import Progress, Silent, StopRequest, stop_on_interrupt
+from vicinal.training.state import same_config
 
 __all__ = ["ModelSpec", "algorithms", "train", "train_model"]
 
@@ -60,6 +62,10 @@ def train(
 
     Only source domains come in: there is nothing of a target here to look at.
     """
+    if out_of_fold is not None:  # refused before hours of training, not after
+        folds(len(sources), out_of_fold.leave_out)
+        for method in out_of_fold.baselines:
+            METHODS[method]
     sources = [_moved(source, torch.device(device)) for source in sources]
     with stop_on_interrupt() as stop:
         run = Run(folder, progress or Silent(), stop, torch.device(device), resume)
@@ -89,7 +95,10 @@ def train_model(
     facts = {"sources": [source.name for source in sources], "seed": config.seed, **provenance}
     for stage in stages:
         learner = make_learner(model, phi, stage, config, derived_seed(config.seed, stage.name))
-        best = run_stage(stage, learner, sources, run.folder, run.progress, run.stop, resume=run.resume)
+        shape = {"backbone": spec.backbone, "weights": spec.weights, "classes": list(spec.classes)}
+        best = run_stage(
+            stage, learner, sources, run.folder, run.progress, run.stop, resume=run.resume, facts=shape
+        )
         if not stage.fixed_model:
             facts |= {"validation_accuracy": best.accuracy, "selected_iteration": best.iteration}
     used = phi if any(stage.uses_phi for stage in stages) else None
@@ -143,9 +152,13 @@ def left_out_fold(
     rest = [source for position, source in enumerate(sources) if position not in without]
     name = "without-" + "-".join(source.name for source in left_out)
     folder = None if run.folder is None else run.folder / "left_out" / name
-    if run.resume and folder is not None and (folder / "model.safetensors").exists():
-        return Fold(load(folder, run.device), left_out)
     config = replace(config, seed=derived_seed(config.seed, name))
+    if run.resume and folder is not None and (folder / "model.safetensors").exists():
+        trained = load(folder, run.device)
+        wanted = {**as_dict(config), "backbone": spec.backbone, "sources": [source.name for source in rest]}
+        stored = {**trained.config["train"], "backbone": trained.backbone, **trained.provenance}
+        same_config(folder, stored, wanted)
+        return Fold(trained, left_out)
     run.progress.note(f"left-out model {name}")
     trained = train_model(spec, rest, config, replace(run, folder=folder), {})
     if folder is not None:

@@ -1,0 +1,108 @@
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vicinal.adapters  # noqa: F401  fills the registry
+from vicinal.adapters.contract import adapt
+from vicinal.checkpoint import Trained
+from vicinal.errors import DataError
+from vicinal.evaluation.folder import Prediction, adapted, predict_folder, write_predictions
+from vicinal.models.backbones import Preprocessing, build_classifier
+
+
+@pytest.fixture(scope="module")
+def source() -> Trained:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        preprocessing = Preprocessing(8, 3, (0.5,) * 3, (0.25,) * 3)
+        model = build_classifier("small", 3, preprocessing=preprocessing)
+    return Trained(model.eval(), "small", ("a", "b", "c"), preprocessing, "erm")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    root = tmp_path / "images"
+    (root / "deep").mkdir(parents=True)
+    for index in (1, 2, 10):
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(root / f"{index}.png")
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(root / "deep" / f"{index}.png")
+    return root
+
+
+def test_every_image_gets_a_prediction_in_natural_order(source: Trained, folder: Path) -> None:
+    counted: list[tuple[int, int]] = []
+    result = predict_folder(
+        adapt(source, "soft"), source, folder, 4, progress=lambda *pair: counted.append(pair)
+    )
+    assert [line.path for line in result.predictions] == [
+        "1.png", "2.png", "10.png", "deep/1.png", "deep/2.png", "deep/10.png",
+    ]  # fmt: skip
+    assert counted == [(4, 6), (6, 6)]
+    assert result.bad == []
+
+
+def test_a_prediction_is_the_model_s(source: Trained, folder: Path) -> None:
+    result = predict_folder(adapt(source, "erm"), source, folder, 6)
+    for line in result.predictions:
+        pixels = np.asarray(Image.open(folder / line.path), dtype=np.float32) / 255
+        with torch.no_grad():
+            p = source.model(torch.from_numpy(pixels).permute(2, 0, 1)[None]).softmax(-1)[0].tolist()
+        assert line.label == "abc"[p.index(max(p))]
+        assert line.probability == pytest.approx(max(p), abs=1e-5)
+        assert line.entropy == pytest.approx(-sum(v * np.log(v) for v in p), abs=1e-5)
+
+
+def test_a_batch_of_bad_images_is_no_step(source: Trained, folder: Path) -> None:
+    for name in ("1.png", "2.png"):
+        (folder / name).write_bytes(b"text")
+    adapter = adapt(source, "soft")
+    result = predict_folder(adapter, source, folder, 2, skip_bad=True)
+    assert len(result.predictions) == 4
+    assert [line.split(":")[0].rsplit("/", 1)[-1] for line in result.bad] == ["1.png", "2.png"]
+    assert adapter.steps_taken == 2
+
+
+def test_a_bad_image_stops_unless_told_otherwise(source: Trained, folder: Path) -> None:
+    (folder / "deep" / "2.png").write_bytes(b"text")
+    with pytest.raises(DataError, match=r"deep/2\.png.*--skip-bad"):
+        predict_folder(adapt(source, "erm"), source, folder, 2)
+
+
+def test_the_file_keeps_odd_names(tmp_path: Path) -> None:
+    lines = [Prediction('a,"b"\n.png', "klasse é", 0.25, 1.5), Prediction("c.png", "x", 1.0, 0.0)]
+    write_predictions(tmp_path / "new" / "predictions.csv", lines)
+    with (tmp_path / "new" / "predictions.csv").open(newline="", encoding="utf-8") as file:
+        assert list(csv.reader(file)) == [
+            ["path", "label", "probability", "entropy"],
+            ['a,"b"\n.png', "klasse é", "0.250000", "1.500000"],
+            ["c.png", "x", "1.000000", "0.000000"],
+        ]
+
+
+def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "predictions.csv"
+    path.write_text("old")
+
+    def full(self: Path, target: Path) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        write_predictions(path, [Prediction("a", "b", 1.0, 0.0)])
+    assert [item.name for item in tmp_path.iterdir()] == ["predictions.csv"]
+    assert path.read_text() == "old"
+
+
+def test_the_adapted_model_has_the_adapter_s_weights(source: Trained, folder: Path) -> None:
+    adapter = adapt(source, "soft", lr=1e-2)
+    predict_folder(adapter, source, folder, 3)
+    after = adapted(source, adapter)
+    assert after.provenance == {"adapted_steps": 2}
+    assert torch.equal(after.model.head.weight, adapter.model.head.weight)
+    assert not torch.equal(after.model.head.weight, source.model.head.weight)
+    assert "adapted_steps" not in source.provenance
