@@ -252,7 +252,6 @@ ESCAPES: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="load() lets ConfigError, UnknownNameError and AttributeError through")
 @pytest.mark.parametrize("what", ESCAPES)
 def test_a_header_of_nonsense_is_a_bad_checkpoint_and_no_other_error(path: Path, what: str) -> None:
     rewrite(path, ESCAPES[what])
@@ -261,7 +260,6 @@ def test_a_header_of_nonsense_is_a_bad_checkpoint_and_no_other_error(path: Path,
     one_line(caught, path)
 
 
-@pytest.mark.xfail(strict=True, reason="read_tensors() asks a header that is no object for its format")
 @pytest.mark.parametrize("header", ["[]", "3", "null", '"x"'])
 def test_a_header_that_is_no_object_is_refused(tmp_path: Path, header: str) -> None:
     save_file({"x": torch.zeros(1)}, tmp_path / "x", metadata={"vicinal": header})
@@ -270,9 +268,6 @@ def test_a_header_that_is_no_object_is_refused(tmp_path: Path, header: str) -> N
     one_line(caught, tmp_path)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="load() keeps the first line of torch's message, which names no tensor"
-)
 def test_the_message_names_the_tensor_that_does_not_fit(path: Path) -> None:
     rewrite(path, DISAGREE["too many classes"])
     with pytest.raises(CheckpointError, match=r"head\.weight"):
@@ -377,7 +372,6 @@ def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path, trained: 
     one_line(caught, tmp_path)
 
 
-@pytest.mark.xfail(strict=True, reason="mkstemp makes the file readable by its owner alone, and so it stays")
 def test_a_checkpoint_can_be_read_by_whom_the_umask_lets(path: Path) -> None:
     beside = path.parent / "beside"
     beside.touch()

@@ -7,7 +7,6 @@ file as it was.
 import dataclasses
 import json
 import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from vicinal.errors import CheckpointError
+from vicinal.errors import CheckpointError, VicinalError
 from vicinal.models.backbones import Preprocessing, build_classifier
 from vicinal.models.classifier import Classifier
 from vicinal.models.inference import InferenceNet, StreamInferenceNet
@@ -76,8 +75,9 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
         )
     try:
         trained = _rebuild(header, tensors)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, VicinalError) as error:
+        # torch names the tensor that does not fit in the last line of its message.
+        reason = str(error).strip().splitlines()[-1].strip()
         raise CheckpointError(f"{path}: its weights and its header disagree ({reason})") from None
     for module in (trained.model, trained.phi, trained.anchor_phi, trained.predict_phi):
         if module is not None:
@@ -117,9 +117,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        os.close(handle)
-        temporary = Path(name)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
         save_file(ready, temporary, metadata=metadata)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
@@ -145,6 +143,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise CheckpointError(f"{path}: damaged, or not a safetensors file ({error})") from None
     except KeyError:
         raise CheckpointError(f"{path}: a safetensors file, but not one of vicinal's") from None
-    if header.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: format {header.get('format')}; this version reads format {FORMAT}")
+    found = header.get("format") if isinstance(header, dict) else None
+    if found != FORMAT:
+        raise CheckpointError(f"{path}: format {found}; this version reads format {FORMAT}")
     return tensors, header

@@ -220,6 +220,7 @@ def evaluate(
                 records.append(result.record)
                 append_record(folder / "records.jsonl", result.record)
                 bars.count("evaluate", result.record.method, len(records), total)
+    _list_bad(roles.bad)
     out.print(rich_table(summarise(records)))
     out.print(f"{len(records)} records appended to {folder / 'records.jsonl'}")
 
@@ -307,6 +308,9 @@ def main() -> None:
     try:
         app()
     except VicinalError as error:
+        print(f"vicinal: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except OSError as error:
         print(f"vicinal: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:

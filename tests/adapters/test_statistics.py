@@ -184,9 +184,6 @@ def test_a_batch_of_one_joins_an_average(make_source: Any, images: Any, kind: st
         torch.testing.assert_close(adapter(x), slow.take(x), **CLOSE)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="blend counts whole batches as seen but never puts them into the average"
-)
 def test_one_image_after_blended_batches_weighs_what_it_should(make_source: Any, images: Any) -> None:
     source = make_source()
     adapter = adapt(source, "bn", statistics="blend")

@@ -124,7 +124,6 @@ def test_the_saved_model_has_moved_and_can_adapt_again(
     assert rows(tmp_path / "one" / "predictions.csv") != rows(tmp_path / "two" / "predictions.csv")
 
 
-@pytest.mark.xfail(strict=True, reason="folder.py writes str(path), not printable(path): UnicodeEncodeError")
 def test_a_file_name_that_is_not_utf8(vicinal: Any, model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "odd"
     folder.mkdir()

@@ -188,19 +188,16 @@ def test_a_method_that_the_model_cannot_serve(
     assert "meta" in line
 
 
-@pytest.mark.xfail(strict=True, reason="adapters are built one by one, after earlier records were appended")
 def test_nothing_is_recorded_when_a_later_method_cannot_be_served(
     refused: Refused, models: dict[str, Path]
 ) -> None:
     refused("evaluate", models["erm"], "--methods", "erm,vnl_paper", "--out", "records", "--device", "cpu")
 
 
-@pytest.mark.xfail(strict=True, reason="folds() is first called after the source model was trained")
 def test_too_many_left_out_domains_are_refused_before_training(refused: Refused, domains: Path) -> None:
     assert "leave out 3" in refused("train", domains, "--target", "light", "--leave-out", 3, *SMALL)
 
 
-@pytest.mark.xfail(strict=True, reason="a size of 0 is taken for no size: `request.size or` in prepare.py")
 def test_a_size_of_zero(refused: Refused) -> None:
     quick = (
         "--iterations",
@@ -216,14 +213,10 @@ def test_a_size_of_zero(refused: Refused) -> None:
     assert "0" in refused("train", "digits", "--size", 0, *quick)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="OutOfFoldConfig does not check marginals; the streams come after all training"
-)
 def test_a_bad_marginal_is_refused_before_training(refused: Refused, domains: Path) -> None:
     assert "alpha" in refused("train", domains, "--target", "light", "--marginal", -1, *SMALL)
 
 
-@pytest.mark.xfail(strict=True, reason="main() lets OSError through as a traceback")
 @pytest.mark.parametrize("command", ["train", "evaluate", "adapt"])
 def test_an_out_that_is_a_file(
     refused: Refused, domains: Path, models: dict[str, Path], tmp_path: Path, command: str

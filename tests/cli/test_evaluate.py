@@ -95,14 +95,12 @@ def test_bad_images_are_left_out(vicinal: Any, model: Path, domains: Path) -> No
     assert read_records(model / "records.jsonl")[0].protocol["images"] == 19
 
 
-@pytest.mark.xfail(strict=True, reason="evaluate drops DomainSet.bad: Roles does not carry it")
 def test_left_out_images_are_listed(vicinal: Any, model: Path, domains: Path) -> None:
     (domains / "light" / "left" / "3.png").write_bytes(b"text")
     ran = vicinal("evaluate", model, "--data", domains, "--methods", "erm", "--skip-bad", *CPU)
     assert "1 unreadable images" in ran.out
 
 
-@pytest.mark.xfail(strict=True, reason="evaluate asks for two sources through assign_roles; it uses none")
 def test_every_domain_can_be_evaluated_at_once(vicinal: Any, model: Path) -> None:
     targets = [word for name in ("dark", "dim", "light", "mid") for word in ("--target", name)]
     assert vicinal("evaluate", model, "--methods", "erm", *targets, *CPU).code == 0

@@ -127,9 +127,6 @@ def test_a_reset_in_inference_mode_leaves_a_working_adapter(batch_norm_case: Cas
         assert torch.equal(adapter(batch), expected)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="tensors made in inference mode stay so: the first step fails in torch"
-)
 @pytest.mark.parametrize("method", ["hard", "vnl"])
 def test_an_adapter_made_or_restored_in_inference_mode_works_outside(make_case: Any, method: str) -> None:
     case = make_case(method, "small")
@@ -142,7 +139,6 @@ def test_an_adapter_made_or_restored_in_inference_mode_works_outside(make_case: 
     assert torch.equal(adapter(second), twin(second))
 
 
-@pytest.mark.xfail(strict=True, reason="float64 images pass the check and fail inside torch")
 @pytest.mark.parametrize("method", ["erm", "vnl"])
 def test_images_in_double_precision_are_as_good_as_others(make_case: Any, method: str) -> None:
     case = make_case(method, "small")

@@ -122,9 +122,6 @@ def test_a_snapshot_survives_the_steps_of_whoever_loaded_it(case: Case) -> None:
     assert case.fingerprint(snapshot) == before
 
 
-@pytest.mark.xfail(
-    strict=True, reason="state_dict() hands out the live tensors: only the optimizer's are copied on save"
-)
 def test_a_snapshot_survives_the_steps_of_the_adapter_it_was_taken_from(batch_norm_case: Case) -> None:
     if batch_norm_case.method == "erm":
         pytest.skip("a method without state cannot show it")

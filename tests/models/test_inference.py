@@ -263,7 +263,6 @@ def test_one_class_alone_and_one_image_alone_stay_finite() -> None:
         assert all(part.isfinite().all() for part in (*w, *memory))
 
 
-@pytest.mark.xfail(strict=True, reason="the floor under the norm of centred means is below rounding error")
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_one_image_alone_moves_no_row(scale: float) -> None:
     # All class means of one image are that image: what is left after centring is rounding, not a direction.

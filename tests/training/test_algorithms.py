@@ -190,11 +190,6 @@ def test_each_part_has_its_own_step_size_on_one_cycle(spec: ModelSpec) -> None:
         assert rates == pytest.approx([share * rate for rate in (1e-3, 2e-3, 3e-3)])
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=(RuntimeError, ValueError),
-    reason="with one source there is no meta-source batch to draw: torch.cat of nothing",
-)
 def test_meta_learns_from_a_single_source(spec: ModelSpec, make_sources: MakeSources) -> None:
     # Two sources are allowed; their left-out models have one each.
     (model, phi), (stage,) = make_nets(spec), ALGORITHMS["meta"]

@@ -183,12 +183,6 @@ def make_phi() -> StreamInferenceNet:
     return phi
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="empty_memory hands out one tensor as counts and as mass; the buffers of StreamLabeler then share "
-    "their storage, so that from the second batch on phi reads the mass as the counts",
-)
 def test_a_lesson_is_labelled_online_with_the_head_of_each_step() -> None:
     phi, lesson = make_phi(), make_lesson()
     phi.low.fill_(-1.0)  # a range that the lesson leaves, so that trust has a part

@@ -105,12 +105,6 @@ def test_streams_hold_whole_batches_only(
         assert [len(batch) for batch in stream.stream.batches("cpu")] == [5] * (expected // 5)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=RuntimeError,
-    reason="a domain, or a drawn marginal, of fewer images than a batch makes a short batch, and torch.cat "
-    "of lessons of several widths fails when phi is fitted",
-)
 def test_a_domain_smaller_than_a_batch_is_refused_or_left_aside(
     untrained: Trained, make_sources: MakeSources
 ) -> None:
@@ -254,10 +248,6 @@ def test_a_left_out_model_does_not_depend_on_what_it_goes_without(
     assert not same_tensors(tensors_of(one), tensors_of(whole))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a left-out model on disk is taken on resume without a look at the settings it was trained with",
-)
 def test_a_left_out_model_of_other_settings_is_not_taken(
     spec: ModelSpec,
     make_sources: MakeSources,

@@ -135,11 +135,6 @@ def test_without_validation_data_the_last_weights_are_kept(
     assert learner.model.head.bias.tolist() == [1.0, 0.0]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="without validation data the number of the iteration is offered as the accuracy, and ends up as "
-    "'validation_accuracy' in the provenance of the checkpoint",
-)
 def test_without_validation_data_no_validation_accuracy_is_claimed(
     spec: ModelSpec, make_sources: MakeSources, make_run: MakeRun
 ) -> None:

@@ -107,11 +107,6 @@ def test_how_often_a_run_saves_may_change(
     assert train_model(spec, make_sources(), config, make_run(stopped, resume=True), {})
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=RuntimeError,
-    reason="a state of another backbone ends in load_state_dict's many lines, not in one of ours",
-)
 def test_a_resume_with_another_backbone_is_refused_in_one_line(
     spec: ModelSpec, make_sources: MakeSources, make_run: MakeRun, stopped: Path
 ) -> None:
@@ -121,11 +116,6 @@ def test_a_resume_with_another_backbone_is_refused_in_one_line(
         )
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the state does not say which domains it was trained on: resuming with another target goes on "
-    "with a model that has seen it",
-)
 def test_a_resume_with_other_sources_is_refused(
     spec: ModelSpec, make_sources: MakeSources, make_run: MakeRun, stopped: Path
 ) -> None:

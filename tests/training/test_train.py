@@ -256,9 +256,6 @@ class Started(Silent):
         self.tasks.append(task)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="it is refused only after the source model has been trained to its end"
-)
 @pytest.mark.parametrize("change", [{"leave_out": 3}, {"baselines": ("sofft",)}])
 def test_an_impossible_choice_is_refused_before_anything_is_trained(
     change: dict[str, Any], digits_spec: ModelSpec, roles: Roles
@@ -269,10 +266,5 @@ def test_an_impossible_choice_is_refused_before_anything_is_trained(
     assert progress.tasks == []
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=(RuntimeError, ValueError),
-    reason="left-out models of two sources have one source, and meta needs a second one to draw from",
-)
 def test_two_sources_are_enough_for_the_default_algorithm(digits_spec: ModelSpec, roles: Roles) -> None:
     assert train(digits_spec, roles.sources[:2], CONFIG, CHOOSING).predict_phi is not None

@@ -53,8 +53,12 @@ class Adapter(nn.Module, ABC):
     A method fills in `adapt` and, where it has state of its own, `prepare`.
     """
 
+    predicts: tuple[Predict, ...] = ("own",)
+
     def __init__(self, source: Trained, settings: Settings) -> None:
         super().__init__()
+        if settings.predict not in self.predicts:
+            raise ConfigError(f"this method predicts by {' or '.join(self.predicts)}, not {settings.predict}")
         self.settings = settings
         self.model = copy.deepcopy(source.model).eval().requires_grad_(True)
         self.norm = NormStatistics(self.model, settings.statistics)
@@ -64,6 +68,8 @@ class Adapter(nn.Module, ABC):
         device = next(self.model.parameters()).device
         self.generator = torch.Generator(device=device).manual_seed(settings.seed)
         self.prepare(source)
+        # What state_dict hands out must not change when the stream goes on.
+        self.register_state_dict_post_hook(_cut_off)  # type: ignore[no-untyped-call]
         self._initial = copy.deepcopy(self.state_dict())
 
     def prepare(self, source: Trained) -> None:
@@ -98,7 +104,8 @@ class Adapter(nn.Module, ABC):
         """Restore what `get_extra_state` returned."""
         if self.optimizer is not None:
             # Copied again: the optimizer adopts the tensors it is given and would write into the snapshot.
-            self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+            with torch.inference_mode(False):
+                self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.generator.set_state(state["generator"].cpu())
         self.steps_taken = state["steps"]
 
@@ -114,7 +121,13 @@ class Adapter(nn.Module, ABC):
             raise AdapterError(
                 "the batch holds pixels that are not finite: it was refused, nothing was updated"
             )
-        return x.clone() if x.is_inference() else x
+        return (x.clone() if x.is_inference() else x).to(self.model.mean.dtype)
+
+
+def _cut_off(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            state[name] = value.detach().clone()
 
 
 @dataclass(frozen=True)
@@ -173,4 +186,5 @@ def adapt(source: Trained, method: str = "vnl", **options: Any) -> Adapter:
     chosen = source.choice.get("methods", {}).get(method, {})
     kind = options.get("statistics", entry.defaults.statistics.kind)
     by_kind = chosen.get(kind.kind if isinstance(kind, StatisticsConfig) else kind, {})
-    return entry.build(source, configure(entry.defaults, {**by_kind, **options}))
+    with torch.inference_mode(False):  # tensors made in that mode could never be updated
+        return entry.build(source, configure(entry.defaults, {**by_kind, **options}))

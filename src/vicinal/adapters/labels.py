@@ -13,6 +13,7 @@ from vicinal.checkpoint import Trained
 class Labels(Adapter):
     """Prediction by out-of-fold neighbor labels alone: stream statistics, no update."""
 
+    predicts = ("labels",)
     settings: VnlSettings
 
     def prepare(self, source: Trained) -> None:

@@ -41,6 +41,8 @@ def adapt_by_phi(adapter: Adapter, phi: InferenceNet, x: Tensor) -> Tensor:
 class Neighbor(Adapter):
     """Neighbor labels from a phi trained on a fixed source model, without meta-generalization."""
 
+    predicts = ("own", "labels")
+
     def prepare(self, source: Trained) -> None:
         """Take phi over and set up the optimizer."""
         self.phi = copy.deepcopy(trained_phi(source, "neighbor", "neighbor"))

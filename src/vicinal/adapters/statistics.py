@@ -79,7 +79,8 @@ class NormStatistics(nn.Module):
     @property
     def observed(self) -> bool:
         """Whether the moments from before this step's updates are known, or will not be needed."""
-        return bool(self._before) or not self._layers
+        follows = self.config.follow_updates and self.config.kind in ("stream", "blend")
+        return bool(self._before) or not self._layers or not follows
 
     @contextmanager
     def updating(self, images: int) -> Iterator[None]:
@@ -109,7 +110,8 @@ class NormStatistics(nn.Module):
             average = self._average(index, batch, images)
             _buffer(self._layers[index], "running_mean").copy_(average.mean)
             _buffer(self._layers[index], "running_var").copy_(average.variance)
-        self.seen += images
+        if self.config.kind != "blend" or images == 1:  # a blend stores nothing
+            self.seen += images
 
     def _averages(self, images: int) -> bool:
         """Say whether this batch is predicted on an average: asked for, or the only way with one image."""

@@ -49,6 +49,7 @@ class VnlSettings(Settings):
 class Vnl(Adapter):
     """Anchored out-of-fold neighbor labels on stream statistics: the default."""
 
+    predicts = ("own", "labels")
     settings: VnlSettings
 
     def prepare(self, source: Trained) -> None:

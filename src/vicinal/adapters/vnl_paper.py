@@ -14,6 +14,8 @@ from vicinal.checkpoint import Trained
 class VnlPaper(Adapter):
     """Neighbor labels from the meta-trained phi: Algorithm 2 as the paper has it."""
 
+    predicts = ("own", "labels")
+
     def prepare(self, source: Trained) -> None:
         """Take phi over and set up the optimizer."""
         self.phi = copy.deepcopy(trained_phi(source, "meta", "vnl_paper"))

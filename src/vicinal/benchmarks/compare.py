@@ -67,6 +67,8 @@ def compare(
     on_done: Callable[[], None] | None = None,
 ) -> Iterator[Result]:
     """Yield the result of every entry on every target, all on the very same stream."""
+    for entry in entries:  # one that cannot be served is refused before anything is measured
+        adapt(trained, entry.method, **{"seed": seed, **entry.options})
     for target in roles.targets:
         answers = roles.answers[target.name]
         stream = make_stream(target, answers, spec, seed)

@@ -52,7 +52,9 @@ def prepare_training(request: TrainRequest, decoding: Decoding | None = None) ->
     weights = request.weights or default_weights(backbone)
     channels = entry.channels if entry else 3
     channels = 3 if not backbone.startswith("small") else channels
-    size = request.size or (entry.size if entry and backbone.startswith("small") else None)
+    size = request.size
+    if size is None and entry and backbone.startswith("small"):
+        size = entry.size
     preprocessing = preprocessing_for(
         backbone, channels=channels, size=size, mean=request.mean, std=request.std
     )
@@ -119,7 +121,7 @@ def roles_for(
             f"'{loaded.name}' has {len(loaded.classes)} classes ({_few(loaded.classes)}), the model was "
             f"trained on {len(trained.classes)} ({_few(trained.classes)}): they must be the same"
         )
-    return assign_roles(loaded, targets or facts.get("targets", []))
+    return assign_roles(loaded, targets or facts.get("targets", []), min_sources=0)
 
 
 def _few(names: Sequence[str]) -> str:

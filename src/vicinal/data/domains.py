@@ -89,23 +89,24 @@ class Roles:
     targets: tuple[TargetDomain, ...]
     classes: tuple[str, ...]
     answers: Mapping[str, Tensor]
+    bad: tuple[str, ...] = ()
 
 
-def assign_roles(data: DomainSet, targets: Sequence[str]) -> Roles:
+def assign_roles(data: DomainSet, targets: Sequence[str], min_sources: int = MIN_SOURCES) -> Roles:
     """Return the named domains as targets, in the order given, and all others as sources."""
     for name in targets:
         if name not in data.domains:
             raise UnknownNameError("domain", name, data.domains)
     names = tuple(dict.fromkeys(targets))
     sources = tuple(_as_source(domain) for name, domain in data.domains.items() if name not in names)
-    if len(sources) < MIN_SOURCES:
+    if len(sources) < min_sources:
         raise DataError(
             f"'{data.name}' has {len(data.domains)} domains and {len(names)} of them are targets: "
             "leave at least two source domains, so that a shift can be simulated"
         )
     chosen = [data.domains[name] for name in names]
     answers = {domain.name: domain.labels[domain.test] for domain in chosen}
-    return Roles(sources, tuple(_as_target(domain) for domain in chosen), data.classes, answers)
+    return Roles(sources, tuple(_as_target(domain) for domain in chosen), data.classes, answers, data.bad)
 
 
 def _as_source(domain: Domain) -> SourceDomain:

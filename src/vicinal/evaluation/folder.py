@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vicinal.adapters.contract import Adapter
 from vicinal.checkpoint import Trained
-from vicinal.data.images import decode_all, list_images
+from vicinal.data.images import decode_all, list_images, printable
 from vicinal.data.transforms import to_float
 from vicinal.errors import DataError
 
@@ -58,7 +58,7 @@ def predict_folder(
         images, kept, broken = decode_all(part, size, channels, skip_bad, None)
         bad += broken
         if kept:
-            names = [str(part[index].relative_to(folder)) for index in kept]
+            names = [printable(part[index].relative_to(folder)) for index in kept]
             predictions += _predict(adapter, images, names, trained.classes)
         if progress is not None:
             progress(start + len(part), len(paths))

@@ -23,7 +23,8 @@ from vicinal.models.inference import StreamInferenceNet
 from vicinal.training.config import OutOfFoldConfig
 from vicinal.training.fit_phi import fit_phi
 from vicinal.training.left_out import LeftOutStream, Lesson, play_all
-from vicinal.training.progress import Progress
+from vicinal.training.loop import StoppedError
+from vicinal.training.progress import Progress, StopRequest
 from vicinal.types import Head
 
 SAFEST_FIRST = ("none", "anchored", "entropy")
@@ -64,7 +65,11 @@ class Chosen:
 
 
 def choose_rule(
-    streams: Sequence[LeftOutStream], config: OutOfFoldConfig, seed: int, progress: Progress
+    streams: Sequence[LeftOutStream],
+    config: OutOfFoldConfig,
+    seed: int,
+    progress: Progress,
+    stop: StopRequest | None = None,
 ) -> Chosen:
     """Fit phi, try every candidate, fit phi again in the loop of the best one, and decide who predicts."""
     trials, baselines = _candidates(config), _baselines(config)
@@ -74,6 +79,7 @@ def choose_rule(
     ready = [replace(stream, trained=replace(stream.trained, anchor_phi=anchor_phi)) for stream in streams]
     tried: list[tuple[Row, list[Lesson]]] = []
     for settings in trials:
+        _heed(stop)
         plays = play_all(partial(Vnl, settings=settings), ready)
         row = _row(
             "vnl", settings.update, settings, _scores(streams, [played.probabilities for played in plays])
@@ -89,9 +95,15 @@ def choose_rule(
     progress.advance(2 + len(tried), {"accuracy": final.accuracy})
     rows = [replace(row, chosen=row is final) for row in [*(row for row, _ in tried), labels]]
     for method, options in baselines:
+        _heed(stop)
         rows.append(_try_baseline(method, options, streams))
         progress.advance(1 + len(rows), {"accuracy": rows[-1].accuracy})
     return Chosen(anchor_phi, predict_phi, *_collect(rows, final))
+
+
+def _heed(stop: StopRequest | None) -> None:
+    if stop is not None and stop.asked:
+        raise StoppedError("stopped while choosing the rule; all models are on disk: go on with --resume")
 
 
 def _level(rows: Sequence[Row], tolerance: float) -> list[Row]:

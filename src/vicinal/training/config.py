@@ -85,6 +85,8 @@ class OutOfFoldConfig:
         for name in self.hardenings:
             if name not in HARDENINGS:
                 raise UnknownNameError("hardening", name, HARDENINGS)
+        if any(not alpha > 0 for alpha in self.marginals):
+            raise ConfigError(f"alpha of a drawn class marginal must be above 0, not {min(self.marginals)}")
         for update in self.updates:
             if update not in UPDATES:
                 raise UnknownNameError("update", update, UPDATES)

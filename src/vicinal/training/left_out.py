@@ -1,7 +1,7 @@
 """Streams of domains that a model never saw: source data, with labels, played as if it were a target's."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from vicinal.checkpoint import Trained
 from vicinal.data.domains import LabelledImages, SourceDomain
 from vicinal.data.streams import Stream, label_shift_order, online_order
 from vicinal.data.transforms import HARDENINGS, to_float
-from vicinal.errors import ConfigError, DataError
+from vicinal.errors import ConfigError
 from vicinal.training.config import OutOfFoldConfig
 from vicinal.types import Head
 
@@ -51,16 +51,16 @@ def folds(count: int, leave_out: int) -> list[tuple[int, ...]]:
 
 def left_out_streams(every: Sequence[Fold], config: OutOfFoldConfig, seed: int) -> list[LeftOutStream]:
     """Return the natural streams of all left-out domains, and those with drawn marginals or hardening."""
-    made = [
+    # All steps of all streams are stacked when phi is fitted: the smallest domain bounds the batch.
+    smallest = min(len(source.train) + len(source.val) for fold in every for source in fold.left_out)
+    config = replace(config, batch_size=min(config.batch_size, smallest))
+    return [
         stream
         for fold in every
         for position, source in enumerate(fold.left_out)
         for stream in _streams_of(fold.trained, source, config, seed + position)
         if len(stream.stream.order) >= config.batch_size  # a drawn marginal may leave less than one batch
     ]
-    if not made:
-        raise DataError(f"no source domain has a whole batch of {config.batch_size} images to fit phi on")
-    return made
 
 
 def _streams_of(

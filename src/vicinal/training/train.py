@@ -128,7 +128,7 @@ def add_out_of_fold(
         for without in folds(len(sources), out_of_fold.leave_out)
     ]
     streams = left_out_streams(every, out_of_fold, derived_seed(config.seed, "streams"))
-    chosen = choose_rule(streams, out_of_fold, derived_seed(config.seed, "phi"), run.progress)
+    chosen = choose_rule(streams, out_of_fold, derived_seed(config.seed, "phi"), run.progress, run.stop)
     choice = {
         "methods": chosen.methods,
         "table": [asdict(row) for row in chosen.table],
