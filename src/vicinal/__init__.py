@@ -10,9 +10,7 @@ from vicinal.errors import VicinalError
 from vicinal.evaluation.online import evaluate_online
 from vicinal.training.config import OutOfFoldConfig, TrainConfig
 from vicinal.training.train import ModelSpec, train
-from vicinal.versions import versions as _versions
-
-__version__ = _versions()["vicinal"]
+from vicinal.versions import __version__
 
 __all__ = [
     "Adapter",
@@ -22,6 +20,7 @@ __all__ = [
     "TrainConfig",
     "Trained",
     "VicinalError",
+    "__version__",
     "adapt",
     "adapters",
     "assign_roles",

@@ -7,6 +7,7 @@ file as it was.
 import dataclasses
 import json
 import os
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,7 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
     try:
         trained = _rebuild(header, tensors)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, VicinalError) as error:
-        # torch names the tensor that does not fit in the last line of its message.
-        reason = str(error).strip().splitlines()[-1].strip()
+        reason = " ".join(str(error).split())
         raise CheckpointError(f"{path}: its weights and its header disagree ({reason})") from None
     for module in (trained.model, trained.phi, trained.anchor_phi, trained.predict_phi):
         if module is not None:
@@ -117,10 +117,13 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        os.close(handle)
+        temporary = Path(name)
         save_file(ready, temporary, metadata=metadata)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
+        temporary.chmod(0o666 & ~_umask())  # a temporary file is its owner's alone; a checkpoint is not
         temporary.replace(path)
     except (OSError, SafetensorError) as error:
         kept = "; the checkpoint that was there is intact" if path.exists() else ""
@@ -128,6 +131,12 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

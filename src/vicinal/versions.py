@@ -15,3 +15,6 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[package] = "unknown"
     return found
+
+
+__version__ = versions()["vicinal"]

@@ -64,7 +64,7 @@ class OutOfFoldConfig:
 
     leave_out: int = 0  # domains each left-out model goes without; 0: two with four sources or more, else one
     batch_size: int = 20
-    stream_images: int | None = 1000  # at most this many images of a left-out domain
+    stream_images: int | None = 500  # at most this many images of a left-out domain
     marginals: tuple[float, ...] = ()  # Dirichlet parameters of further streams with drawn class marginals
     hardenings: tuple[str, ...] = ()  # further streams of transformed images
     hidden: int = 32
