@@ -13,7 +13,16 @@ from rich.markup import escape
 from vicinal import __version__
 from vicinal.adapters.contract import METHODS, adapt, servable
 from vicinal.benchmarks.compare import STREAMS, Entry, StreamSpec, compare
-from vicinal.benchmarks.demo import HINDSIGHT, DemoConfig, TaskResult, best_in_hindsight, run_demo, smaller
+from vicinal.benchmarks.demo import (
+    HINDSIGHT,
+    MORE_STEP_SIZES,
+    STEP_SIZES,
+    DemoConfig,
+    TaskResult,
+    best_in_hindsight,
+    run_demo,
+    smaller,
+)
 from vicinal.benchmarks.prepare import TrainRequest, prepare_training, roles_for
 from vicinal.checkpoint import Trained, load, save
 from vicinal.data.catalog import DATASETS
@@ -50,21 +59,21 @@ def demo(
     device: Device = "cpu",
     seed: Seed = 0,
     seeds: Annotated[int, typer.Option(help="How many seeds, starting at --seed.")] = 4,
+    thorough: Annotated[bool, typer.Option("--thorough", help="More step sizes for the baselines.")] = False,
     quick: Annotated[
         bool, typer.Option(help="One seed, hardly any training: only to see that it runs.")
     ] = False,
 ) -> None:
     """Train on rotated digits and compare every method: no download, under three minutes on two cores."""
     started = time.perf_counter()
-    config = DemoConfig(
-        seeds=tuple(range(seed, seed + _at_least_one(seeds, "--seeds"))), device=_device(device)
-    )
+    numbers = tuple(range(seed, seed + _at_least_one(seeds, "--seeds")))
+    sizes = MORE_STEP_SIZES if thorough else STEP_SIZES
+    config = DemoConfig(seeds=numbers, step_sizes=sizes, device=_device(device))
     results: list[TaskResult] = []
     with Bars(out) as bars:
         run_demo(smaller(config) if quick else config, bars.count, results.append)
     records = [record for result in results for record in result.records]
     path = out_dir / "records.jsonl"
-    path.unlink(missing_ok=True)
     for record in records:
         append_record(path, record)
     shown = best_in_hindsight(records, HINDSIGHT)
