@@ -74,6 +74,8 @@ def demo(
         run_demo(smaller(config) if quick else config, bars.count, results.append)
     records = [record for result in results for record in result.records]
     path = out_dir / "records.jsonl"
+    if path.exists():
+        path.replace(path.with_suffix(".jsonl.old"))
     for record in records:
         append_record(path, record)
     shown = best_in_hindsight(records, HINDSIGHT)

@@ -124,4 +124,8 @@ def test_the_page_of_the_demo_names_every_method(demo: Any) -> None:
         assert shown.count(name) >= count, name
     assert "in hindsight" in page
     assert "http://" not in page.replace("http://www.w3.org", "")
-    assert sorted(path.name for path in folder.iterdir()) == ["records.jsonl", "report.html"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "records.jsonl",
+        "records.jsonl.old",
+        "report.html",
+    ]

@@ -50,6 +50,7 @@ def vicinal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     """Return a caller of the command; relative paths land in this test's folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("vicinal.cli.out.width", 200)  # rich read COLUMNS when the console was made
     monkeypatch.setenv("TERMINAL_WIDTH", "200")
 
     def call(*words: object) -> Ran:
