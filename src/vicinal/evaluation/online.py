@@ -81,7 +81,12 @@ def score(adapter: Adapter, stream: Stream, outcome: Outcome, labels: Tensor, se
         seconds=outcome.seconds,
         images_per_second=len(truth) / max(outcome.seconds, 1e-9),
         reliability=metrics.reliability(probabilities, truth),
-        protocol={**setup.protocol, "adapter": asdict(settings), "images": len(truth), "reset": "never"},
+        protocol={
+            **setup.protocol,
+            "adapter": asdict(settings),
+            "images": len(truth),
+            "reset": "before every batch" if settings.episodic else "never",
+        },
         versions=versions(),
     )
 
