@@ -3,8 +3,8 @@
 from vicinal import adapters
 from vicinal.adapters.contract import Adapter, adapt
 from vicinal.checkpoint import Trained, load, save
-from vicinal.data.catalog import load_dataset
 from vicinal.data.domains import assign_roles
+from vicinal.data.load import load_dataset
 from vicinal.data.streams import Stream
 from vicinal.errors import VicinalError
 from vicinal.evaluation.online import evaluate_online

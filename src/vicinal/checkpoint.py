@@ -88,7 +88,11 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
 def _rebuild(header: dict[str, Any], tensors: dict[str, Tensor]) -> Trained:
     fields = header["preprocessing"]
     preprocessing = Preprocessing(
-        fields["size"], fields["channels"], tuple(fields["mean"]), tuple(fields["std"])
+        fields["size"],
+        fields["channels"],
+        tuple(fields["mean"]),
+        tuple(fields["std"]),
+        fields.get("fit", "crop"),
     )
     classes = tuple(header["classes"])
     model = build_classifier(header["backbone"], len(classes), weights="none", preprocessing=preprocessing)

@@ -11,7 +11,7 @@ from vicinal.adapters import contract
 from vicinal.adapters.contract import METHODS, Adapter, Settings, adapt, configure, register
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.adapters.vnl import VnlSettings
-from vicinal.data.transforms import Augment
+from vicinal.data.augment import Augment
 from vicinal.errors import AdapterError, ConfigError, UnknownNameError
 from vicinal.registry import Registry
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from vicinal.adapters.contract import adapt
 from vicinal.checkpoint import Trained
-from vicinal.data.transforms import Augment
+from vicinal.data.augment import Augment
 from vicinal.errors import AdapterError
 from vicinal.models.classifier import Classifier
 

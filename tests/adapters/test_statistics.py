@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vicinal.adapters.contract import adapt
 from vicinal.adapters.statistics import KINDS, NormStatistics, StatisticsConfig
-from vicinal.data.transforms import Augment
+from vicinal.data.augment import Augment
 from vicinal.errors import ConfigError
 from vicinal.models.classifier import Classifier
 

@@ -14,8 +14,8 @@ from PIL import Image
 from vicinal.benchmarks.prepare import TrainRequest, prepare_training
 from vicinal.checkpoint import Trained
 from vicinal.cli import main
-from vicinal.data.catalog import load_dataset
 from vicinal.data.domains import assign_roles
+from vicinal.data.load import load_dataset
 from vicinal.models.backbones import preprocessing_for
 from vicinal.training.config import OutOfFoldConfig, TrainConfig
 from vicinal.training.train import ModelSpec, train

@@ -11,7 +11,7 @@ from torch import Tensor
 from vicinal.adapters.contract import METHODS, Adapter
 from vicinal.adapters.statistics import KINDS
 from vicinal.checkpoint import Trained
-from vicinal.data.transforms import Augment
+from vicinal.data.augment import Augment
 
 Case = Any  # conftest.Case
 NETS = ("small", "small_gn", "small_ln", "small_none", "vit")

@@ -9,7 +9,8 @@ import torch
 from PIL import Image, ImageOps
 
 from vicinal.data import images
-from vicinal.data.images import IMAGE_SUFFIXES, decode_all, decode_image, list_images
+from vicinal.data.files import IMAGE_SUFFIXES, ImageFile, list_images
+from vicinal.data.images import Decoding, decode_all, decode_image
 from vicinal.errors import ConfigError, DataError
 
 ORIENTATION = 0x0112
@@ -355,14 +356,14 @@ def test_a_bad_image_stops_the_decoding_of_the_rest(tmp_path: Path, monkeypatch:
     paths = levels(tmp_path, bad=(0,)) + [tmp_path / "5.png"] * 200
     gate, decoded = threading.Event(), []
 
-    def slow_after_the_first(path: Path, size: int, channels: int) -> torch.Tensor:
-        if path.name == "0.png":
+    def slow_after_the_first(file: ImageFile, how: Decoding) -> torch.Tensor:
+        if file.name.endswith("0.png"):
             raise DataError("0.png: bad")
         gate.wait(0.02)
-        decoded.append(path)
-        return torch.zeros(channels, size, size, dtype=torch.uint8)
+        decoded.append(file)
+        return torch.zeros(how.shape, dtype=torch.uint8)
 
-    monkeypatch.setattr(images, "decode_image", slow_after_the_first)
+    monkeypatch.setattr(images, "decode_file", slow_after_the_first)
     with pytest.raises(DataError, match=r"0\.png") as caught:
         decode_all(paths, 4, 1, skip_bad=False)
     # Checked while the traceback still holds the frames: nothing may go on decoding behind it.

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from vicinal.data.transforms import Augment
+from vicinal.data.augment import Augment
 from vicinal.errors import ConfigError, UnknownNameError
 from vicinal.training.config import OutOfFoldConfig, TrainConfig, as_dict, for_pretrained
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from vicinal.checkpoint import Trained, load, read_tensors, save
+from vicinal.data.augment import Augment
 from vicinal.data.domains import SourceDomain
-from vicinal.data.transforms import Augment
 from vicinal.errors import CheckpointError, ConfigError, TrainingError, VicinalError
 from vicinal.training.config import TrainConfig
 from vicinal.training.train import ModelSpec, Run, train_model

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
 from vicinal.checkpoint import Trained
-from vicinal.data.transforms import Augment
+from vicinal.data.augment import Augment
 from vicinal.errors import AdapterError, ConfigError
 from vicinal.registry import Registry
 from vicinal.types import Head

@@ -1,33 +1,20 @@
 """Several methods over the same streams from the same trained model."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vicinal.adapters.contract import adapt
 from vicinal.checkpoint import Trained
 from vicinal.data.domains import Roles, TargetDomain
-from vicinal.data.streams import Stream, label_shift_order, online_order
-from vicinal.errors import UnknownNameError
+from vicinal.data.pixels import resident
+from vicinal.data.streams import Stream, StreamSpec, make_stream
+from vicinal.errors import ConfigError
 from vicinal.evaluation.online import Outcome, Setup, run_online, score
 from vicinal.evaluation.record import Record
-
-STREAMS = ("online", "label_shift")
-
-
-@dataclass(frozen=True)
-class StreamSpec:
-    """Which stream to make of a target: its kind, its batch size, and alpha of a drawn class marginal."""
-
-    kind: str = "online"
-    batch_size: int = 20
-    alpha: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.kind not in STREAMS:
-            raise UnknownNameError("stream", self.kind, STREAMS)
 
 
 @dataclass(frozen=True)
@@ -47,15 +34,6 @@ class Result:
     outcome: Outcome
 
 
-def make_stream(target: TargetDomain, answers: Tensor, spec: StreamSpec, seed: int) -> Stream:
-    """Return a stream of a target; labels decide the order of a label-shifted one and go no further."""
-    if spec.kind == "label_shift":
-        order = label_shift_order(answers, spec.alpha, seed)
-    else:
-        order = online_order(len(target.images), seed)
-    return Stream(spec.kind, target.images, order, spec.batch_size)
-
-
 def compare(
     trained: Trained,
     roles: Roles,
@@ -66,17 +44,22 @@ def compare(
     dataset: str,
     on_done: Callable[[], None] | None = None,
 ) -> Iterator[Result]:
-    """Yield the result of every entry on every target, all on the very same stream."""
+    """Yield the result of every entry on every target, all on the very same stream.
+
+    A joint stream, of several targets one after another or mixed, gives one result for all of them.
+    """
     for entry in entries:  # one that cannot be served is refused before anything is measured
         adapt(trained, entry.method, **{"seed": seed, **entry.options})
-    for target in roles.targets:
-        answers = roles.answers[target.name]
-        stream = make_stream(target, answers, spec, seed)
+    if spec.joint and len(roles.targets) < 2:
+        raise ConfigError(f"a {spec.kind} stream needs two target domains or more: give --target again")
+    groups = [roles.targets] if spec.joint else [(target,) for target in roles.targets]
+    for group in groups:
+        stream, answers = _stream(trained, group, roles, spec, seed)
         for entry in entries:
             adapter = adapt(trained, entry.method, **{"seed": seed, **entry.options})
             setup = Setup(
                 dataset=dataset,
-                target=target.name,
+                target="+".join(target.name for target in group),
                 backbone=trained.backbone,
                 algorithm=source_algorithm(trained),
                 method=entry.method,
@@ -84,9 +67,32 @@ def compare(
                 protocol=_protocol(trained, spec),
             )
             outcome = run_online(adapter, stream)
-            yield Result(score(adapter, stream, outcome, answers, setup), stream, outcome)
+            record = score(adapter, stream, outcome, answers, setup)
+            yield Result(_by_domain(record, stream, outcome, answers, group), stream, outcome)
             if on_done is not None:
                 on_done()
+
+
+def _stream(
+    trained: Trained, group: Sequence[TargetDomain], roles: Roles, spec: StreamSpec, seed: int
+) -> tuple[Stream, Tensor]:
+    """Return the stream of some targets, where the model lives if it fits, and the labels behind it."""
+    device = next(trained.model.parameters()).device
+    answers = [roles.answers[target.name] for target in group]
+    images = resident([target.images for target in group], device)
+    return make_stream(spec, images, answers, seed), torch.cat(answers)
+
+
+def _by_domain(
+    record: Record, stream: Stream, outcome: Outcome, answers: Tensor, group: Sequence[TargetDomain]
+) -> Record:
+    """Return the record of a joint stream with the accuracy on each of its domains."""
+    if len(group) < 2:
+        return record
+    origin = torch.cat([torch.full((len(target.images),), k) for k, target in enumerate(group)])
+    right = (outcome.probabilities.argmax(-1) == answers[stream.order]).float()
+    shares = {target.name: float(right[origin[stream.order] == k].mean()) for k, target in enumerate(group)}
+    return replace(record, protocol={**record.protocol, "accuracy_by_domain": shares})
 
 
 def source_algorithm(trained: Trained) -> str:

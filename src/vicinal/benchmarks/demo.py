@@ -17,10 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vicinal.benchmarks.compare import Entry, Result, StreamSpec, compare
+from vicinal.benchmarks.compare import Entry, Result, compare
 from vicinal.checkpoint import Trained
-from vicinal.data.catalog import DATASETS, load_dataset
+from vicinal.data.catalog import DATASETS
 from vicinal.data.domains import Roles, assign_roles
+from vicinal.data.load import load_dataset
+from vicinal.data.streams import StreamSpec
 from vicinal.evaluation.example import Example
 from vicinal.evaluation.record import Record
 from vicinal.models.backbones import preprocessing_for
@@ -165,7 +167,7 @@ def _examples(
             image = int(stream.order[position])
             truth = classes[int(answers[target][image])]
             before, after = _top(old[position], classes), _top(new[position], classes)
-            made.append(Example(stream.images[image], truth, *before, *after, target))
+            made.append(Example(stream.images[torch.tensor([image])][0], truth, *before, *after, target))
     return made
 
 

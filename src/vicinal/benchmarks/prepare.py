@@ -1,13 +1,14 @@
 """From what a user asks for to what training and evaluation take: data, roles, model and settings."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vicinal.checkpoint import Trained
-from vicinal.data.catalog import DATASETS, load_dataset
-from vicinal.data.domains import DomainSet, Roles, assign_roles
+from vicinal.data.catalog import DATASETS
+from vicinal.data.domains import MIN_SOURCES, DomainSet, Roles, assign_roles
+from vicinal.data.load import load_dataset
 from vicinal.errors import ConfigError, DataError
 from vicinal.models.backbones import default_weights, preprocessing_for
 from vicinal.training.config import OutOfFoldConfig, TrainConfig, for_pretrained
@@ -29,6 +30,8 @@ class TrainRequest:
     std: tuple[float, ...] | None = None
     seed: int = 0
     skip_bad: bool = False
+    data_dir: Path | None = None
+    data_options: dict[str, str] = field(default_factory=dict)  # of a named data set, as text
     training: dict[str, Any] = field(default_factory=dict)  # fields of TrainConfig
     out_of_fold: dict[str, Any] | None = field(default_factory=dict)  # fields of OutOfFoldConfig
 
@@ -58,23 +61,30 @@ def prepare_training(request: TrainRequest, decoding: Decoding | None = None) ->
     preprocessing = preprocessing_for(
         backbone, channels=channels, size=size, mean=request.mean, std=request.std
     )
+    preprocessing = replace(preprocessing, fit=entry.fit if entry else "crop")
     config = _train_config(weights, {"seed": request.seed, **request.training})
     out_of_fold = None if request.out_of_fold is None else _out_of_fold(weights, request.out_of_fold)
     data = load_dataset(
         request.data,
         preprocessing.size,
         preprocessing.channels,
+        fit=preprocessing.fit,
         seed=request.seed,
         skip_bad=request.skip_bad,
         progress=decoding,
+        data_dir=request.data_dir,
+        options=request.data_options,
     )
-    roles = assign_roles(data, request.targets or _default_targets(request.data, data))
+    min_sources = entry.min_sources if entry else MIN_SOURCES
+    roles = assign_roles(data, request.targets or _default_targets(request.data, data), min_sources)
     spec = ModelSpec(backbone, weights, preprocessing, data.classes)
     named = request.data if entry else str(Path(request.data).resolve())
     facts = {
         "dataset": named,
         "targets": [target.name for target in roles.targets],
         "data_seed": request.seed,
+        "data_options": request.data_options,
+        "data": dict(data.facts),
     }
     return Prepared(spec, roles, config, out_of_fold, facts, data.bad)
 
@@ -102,6 +112,7 @@ def roles_for(
     *,
     skip_bad: bool = False,
     decoding: Decoding | None = None,
+    data_dir: Path | None = None,
 ) -> Roles:
     """Return the roles a trained model is evaluated on: those it was trained with, unless told otherwise."""
     facts = trained.provenance
@@ -112,9 +123,12 @@ def roles_for(
         name,
         trained.preprocessing.size,
         trained.preprocessing.channels,
+        fit=trained.preprocessing.fit,
         seed=facts.get("data_seed", 0),
         skip_bad=skip_bad,
         progress=decoding,
+        data_dir=data_dir,
+        options=facts.get("data_options") if name == facts.get("dataset") else None,
     )
     if loaded.classes != trained.classes:
         raise DataError(

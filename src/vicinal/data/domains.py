@@ -1,11 +1,13 @@
 """Labelled domains, and the roles they play: sources with labels, targets without."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from vicinal.data.pixels import Images, Pixels, require_pixels
 from vicinal.errors import ConfigError, DataError, UnknownNameError
 
 MIN_SOURCES = 2
@@ -14,7 +16,7 @@ MIN_SOURCES = 2
 # eq=False throughout: comparing tensors with == has no single truth value, so equality is identity.
 @dataclass(frozen=True, eq=False)
 class Domain:
-    """One labelled domain, decoded.
+    """One labelled domain, decoded: uint8 (N, C, H, W), in memory or memory-mapped.
 
     `train` and `val` are used when the domain is a source, `test` when it is a target; all three hold
     positions in `images`. `paths` says where each image came from, relative to the data root.
@@ -29,8 +31,7 @@ class Domain:
     test: Tensor
 
     def __post_init__(self) -> None:
-        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
-            raise DataError(f"domain '{self.name}': images must be uint8 of shape (N, C, H, W)")
+        require_pixels(self.images, f"domain '{self.name}'")
         if not len(self.images) == len(self.labels) == len(self.paths):
             counts = f"{len(self.images)} images, {len(self.labels)} labels, {len(self.paths)} paths"
             raise DataError(f"domain '{self.name}': {counts}; give one label and one path for each image")
@@ -40,20 +41,22 @@ class Domain:
 class DomainSet:
     """All domains of one data set, in order, with the classes they share.
 
-    `bad` lists the images that were skipped, each as "path: why".
+    `bad` lists the images that were skipped, each as "path: why"; `facts` is what a record must say of the
+    data: layout, split rule, options.
     """
 
     name: str
     classes: tuple[str, ...]
     domains: Mapping[str, Domain]
     bad: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledImages:
     """Images and their labels: uint8 (N, C, H, W) and int64 (N,)."""
 
-    images: Tensor
+    images: Images
     labels: Tensor
 
     def __len__(self) -> int:
@@ -74,7 +77,7 @@ class TargetDomain:
     """A domain to adapt to. It has no labels, so that no method can reach them."""
 
     name: str
-    images: Tensor
+    images: Images
     paths: tuple[str, ...]
 
 
@@ -112,7 +115,8 @@ def assign_roles(data: DomainSet, targets: Sequence[str], min_sources: int = MIN
 def _as_source(domain: Domain) -> SourceDomain:
     """Return the domain's training and validation parts, with labels."""
     train, val = (
-        LabelledImages(domain.images[part], domain.labels[part]) for part in (domain.train, domain.val)
+        LabelledImages(Pixels(domain.images, part), domain.labels[part])
+        for part in (domain.train, domain.val)
     )
     return SourceDomain(domain.name, train, val)
 
@@ -120,7 +124,7 @@ def _as_source(domain: Domain) -> SourceDomain:
 def _as_target(domain: Domain) -> TargetDomain:
     """Return the domain's test part, without labels."""
     paths = tuple(domain.paths[position] for position in domain.test.tolist())
-    return TargetDomain(domain.name, domain.images[domain.test], paths)
+    return TargetDomain(domain.name, Pixels(domain.images, domain.test), paths)
 
 
 def split_indices(labels: Tensor, val_fraction: float, seed: int) -> tuple[Tensor, Tensor]:

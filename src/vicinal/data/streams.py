@@ -1,16 +1,19 @@
 """Streams: what arrives at test time, in order, inputs only."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vicinal.data.feeding import made_ahead, staged, workers_for
+from vicinal.data.pixels import Images, joined
 from vicinal.data.transforms import to_float
-from vicinal.errors import ConfigError, DataError
+from vicinal.errors import ConfigError, DataError, UnknownNameError
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +25,7 @@ class Stream:
     """
 
     kind: str
-    images: Tensor
+    images: Images
     order: Tensor
     batch_size: int
 
@@ -35,8 +38,45 @@ class Stream:
 
     def batches(self, device: torch.device | str) -> Iterator[Tensor]:
         """Yield float32 batches (B, C, H, W) in [0, 1] on the device."""
-        for start in range(0, len(self.order), self.batch_size):
-            yield to_float(self.images[self.order[start : start + self.batch_size]], device)
+
+        def take(start: int) -> Tensor:
+            return staged(self.images[self.order[start : start + self.batch_size]], device)
+
+        starts = range(0, len(self.order), self.batch_size)
+        for images in made_ahead(starts, take, workers_for([self.images], device)):
+            yield to_float(images, device)
+
+
+@dataclass(frozen=True)
+class StreamSpec:
+    """Which stream to make: its kind, its batch size, and alpha of a drawn class marginal."""
+
+    kind: str = "online"
+    batch_size: int = 20
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.kind not in STREAMS:
+            raise UnknownNameError("stream", self.kind, STREAMS)
+
+    @property
+    def joint(self) -> bool:
+        """Whether it takes several domains together."""
+        return self.kind in JOINT
+
+
+def make_stream(spec: StreamSpec, images: Sequence[Images], labels: Sequence[Tensor], seed: int) -> Stream:
+    """Return the stream of one domain's images, or of several domains' for a joint kind.
+
+    Labels decide the order of a label-shifted or class-sorted one and go no further.
+    """
+    if len(images) != len(labels) or any(len(i) != len(y) for i, y in zip(images, labels, strict=False)):
+        raise DataError("a stream needs one label for each image of each domain, for the metrics' sake")
+    if not spec.joint and len(images) != 1:
+        raise ConfigError(
+            f"a stream of kind '{spec.kind}' is made of one domain: give one, not {len(images)}"
+        )
+    return Stream(spec.kind, joined(images), STREAMS[spec.kind](spec, labels, seed), spec.batch_size)
 
 
 def online_order(count: int, seed: int) -> Tensor:
@@ -74,3 +114,38 @@ def _drawn_counts(marginal: NDArray[np.float64], available: NDArray[np.int64]) -
     refused = bisect_left(totals, True, key=lambda m: bool((np.floor(marginal * m) > available).any()))
     counts: NDArray[np.int64] = np.floor(marginal * (refused - 1)).astype(np.int64)
     return counts
+
+
+def class_sorted_order(labels: Tensor, seed: int) -> Tensor:
+    """Return all positions class after class, the classes and the images of each in seeded random order."""
+    generator = torch.Generator().manual_seed(seed)
+    shuffled = torch.randperm(len(labels), generator=generator)
+    present = torch.from_numpy(np.unique(labels.cpu().numpy()))
+    turn = torch.empty(int(present.max()) + 1 if len(present) else 0, dtype=torch.int64)
+    turn[present[torch.randperm(len(present), generator=generator)]] = torch.arange(len(present))
+    return shuffled[turn[labels.cpu()[shuffled]].argsort(stable=True)]
+
+
+def continual_order(sizes: Sequence[int], seed: int) -> Tensor:
+    """Return the positions of several domains, one domain after another, each in seeded random order."""
+    starts = np.cumsum([0, *sizes[:-1]]).tolist()
+    orders = [
+        start + online_order(size, seed + k)
+        for k, (start, size) in enumerate(zip(starts, sizes, strict=True))
+    ]
+    return torch.cat(orders)
+
+
+Order = Callable[[StreamSpec, Sequence[Tensor], int], Tensor]
+
+# Each takes the labels of every domain, in order, and returns positions in all of them joined.
+STREAMS: Mapping[str, Order] = MappingProxyType(
+    {
+        "online": lambda spec, labels, seed: online_order(len(labels[0]), seed),
+        "label_shift": lambda spec, labels, seed: label_shift_order(labels[0], spec.alpha, seed),
+        "class_sorted": lambda spec, labels, seed: class_sorted_order(labels[0], seed),
+        "continual": lambda spec, labels, seed: continual_order([len(y) for y in labels], seed),
+        "mixed": lambda spec, labels, seed: online_order(sum(len(y) for y in labels), seed),
+    }
+)
+JOINT = frozenset({"continual", "mixed"})

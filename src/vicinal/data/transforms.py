@@ -1,16 +1,15 @@
-"""Transforms of whole batches on their device: augmentation for training, hardening for phi's lessons."""
+"""Transforms of whole batches on their device: bytes to floats, and hardening for phi's lessons."""
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
-from torch.nn.functional import affine_grid, conv2d, grid_sample, pad
+from torch.nn.functional import conv2d, pad
 from torchvision.transforms.v2 import functional as vision
 
-from vicinal.errors import ConfigError, DataError
+from vicinal.errors import DataError
 
 POSTERISE_BITS = 2
 # Grows with the square root of the side: 0.8 px at 16 px, 3 px at 224 px. In proportion to the side it would
@@ -28,50 +27,7 @@ def to_float(images: Tensor, device: torch.device | str) -> Tensor:
     if images.dtype != torch.uint8:
         raise DataError(f"expected uint8 images, got {images.dtype}: pass 0..255 values as torch.uint8")
     # Moved as bytes and widened there: a quarter of the traffic.
-    return images.to(device).float() / 255
-
-
-@dataclass(frozen=True)
-class Augment:
-    """A random crop resized to the whole frame, and a horizontal flip, drawn anew for each sample.
-
-    The crop covers a share of the area drawn from [min_scale, 1], with a ratio of width to height drawn
-    log-uniformly from [1 / max_ratio, max_ratio]. With min_scale = 1, max_ratio = 1 and no flip the input
-    itself comes back.
-    """
-
-    min_scale: float = 0.8
-    max_ratio: float = 4 / 3
-    flip: bool = True
-
-    def __post_init__(self) -> None:
-        if not 0 < self.min_scale <= 1:
-            raise ConfigError(f"min_scale must be above 0 and at most 1, not {self.min_scale}")
-        if not self.max_ratio >= 1 or math.isinf(self.max_ratio):
-            raise ConfigError(f"max_ratio must be at least 1 and finite, not {self.max_ratio}")
-
-    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the batch (N, C, H, W) with a crop and flip of its own for each sample."""
-        if self.min_scale == 1 and self.max_ratio == 1 and not self.flip:
-            return x
-        theta = self._affine(len(x), generator).to(x.device)
-        grid = affine_grid(theta, list(x.shape), align_corners=False)
-        # In float32 whatever the input: half precision cannot address the pixels of a large image.
-        return grid_sample(x.float(), grid, padding_mode="border", align_corners=False).to(x.dtype)
-
-    def _affine(self, count: int, generator: torch.Generator) -> Tensor:
-        """Return the (N, 2, 3) maps from output to input coordinates, both in [-1, 1]."""
-        scale, ratio, across, down, mirror = torch.rand(
-            5, count, generator=generator, device=generator.device
-        )
-        area = self.min_scale + (1 - self.min_scale) * scale
-        shape = torch.exp((2 * ratio - 1) * math.log(self.max_ratio))
-        width, height = (area * shape).sqrt().clamp(max=1), (area / shape).sqrt().clamp(max=1)
-        sign = 1 - 2 * (mirror < 0.5).to(width.dtype) * self.flip
-        zero = torch.zeros_like(width)
-        row_x = torch.stack([sign * width, zero, (2 * across - 1) * (1 - width)], dim=1)
-        row_y = torch.stack([zero, height, (2 * down - 1) * (1 - height)], dim=1)
-        return torch.stack([row_x, row_y], dim=1)
+    return images.to(device, non_blocking=True).float() / 255
 
 
 def edges(x: Tensor) -> Tensor:

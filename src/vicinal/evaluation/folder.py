@@ -11,7 +11,8 @@ from torch import Tensor
 
 from vicinal.adapters.contract import Adapter
 from vicinal.checkpoint import Trained
-from vicinal.data.images import decode_all, list_images, printable
+from vicinal.data.files import list_images, printable
+from vicinal.data.images import decode_all
 from vicinal.data.transforms import to_float
 from vicinal.errors import DataError
 
@@ -54,8 +55,8 @@ def predict_folder(
     bad: list[str] = []
     for start in range(0, len(paths), batch_size):
         part = paths[start : start + batch_size]
-        size, channels = trained.preprocessing.size, trained.preprocessing.channels
-        images, kept, broken = decode_all(part, size, channels, skip_bad, None)
+        fed = trained.preprocessing
+        images, kept, broken = decode_all(part, fed.size, fed.channels, skip_bad, fit=fed.fit)
         bad += broken
         if kept:
             names = [printable(part[index].relative_to(folder)) for index in kept]

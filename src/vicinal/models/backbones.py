@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Literal
 
 import timm
 import torch
@@ -33,12 +34,16 @@ HEAD_WORDS = frozenset({"fc", "_fc", "classifier", "head", "heads", "head_dist",
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What a model is fed: square images of `size` px, and the constants its first layer expects."""
+    """What a model is fed: square images of `size` px, and the constants its first layer expects.
+
+    `fit` says how a picture that is not square was made so: "crop" or "squash".
+    """
 
     size: int
     channels: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    fit: Literal["crop", "squash"] = "crop"
 
 
 @dataclass(frozen=True)

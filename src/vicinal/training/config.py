@@ -4,7 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vicinal.data.transforms import HARDENINGS, Augment
+from vicinal.data.augment import Augment
+from vicinal.data.transforms import HARDENINGS
 from vicinal.errors import ConfigError, UnknownNameError
 
 UPDATES = ("none", "entropy", "anchored")

@@ -1,12 +1,12 @@
 """What training changes: the nets, their optimizer and the random generators. Only the loop steps it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from vicinal.data.domains import SourceDomain
+from vicinal.data.episodes import Batch, Drawing
 from vicinal.functional.schedule import one_cycle
 from vicinal.models.classifier import Classifier
 from vicinal.models.inference import InferenceNet
@@ -33,14 +33,15 @@ class Learner:
         return next(self.model.parameters()).device
 
 
-Step = Callable[[Learner, Sequence[SourceDomain]], Terms]
+Step = Callable[[Learner, tuple[Batch, ...]], Terms]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One part of an algorithm: a step, repeated, that trains everything or phi alone."""
+    """One part of an algorithm: batches drawn and a step on them, repeated; it trains all or phi alone."""
 
     name: str
+    drawing: Drawing
     step: Step
     uses_phi: bool = False
     fixed_model: bool = False

@@ -9,6 +9,7 @@ from torch import Tensor
 from vicinal.adapters.contract import Adapter
 from vicinal.checkpoint import Trained
 from vicinal.data.domains import LabelledImages, SourceDomain
+from vicinal.data.pixels import joined
 from vicinal.data.streams import Stream, label_shift_order, online_order
 from vicinal.data.transforms import HARDENINGS, to_float
 from vicinal.errors import ConfigError
@@ -66,7 +67,7 @@ def left_out_streams(every: Sequence[Fold], config: OutOfFoldConfig, seed: int) 
 def _streams_of(
     trained: Trained, source: SourceDomain, config: OutOfFoldConfig, seed: int
 ) -> list[LeftOutStream]:
-    images = torch.cat([source.train.images, source.val.images])
+    images = joined([source.train.images, source.val.images])
     labels = torch.cat([source.train.labels, source.val.labels])
     whole = LabelledImages(images, labels)
     natural = online_order(len(whole), seed)
@@ -75,8 +76,8 @@ def _streams_of(
         order = label_shift_order(labels, alpha, seed)
         made.append(_stream(f"{source.name} Dirichlet {alpha:g}", trained, whole, order, config))
     for name in config.hardenings:
-        hardened = LabelledImages(_harden(images, name), labels)
-        made.append(_stream(f"{source.name} {name}", trained, hardened, natural, config))
+        plain = _stream(f"{source.name} {name}", trained, whole, natural, config)
+        made.append(_hardened(plain, name))
     return made
 
 
@@ -86,13 +87,17 @@ def _stream(
     # Whole batches only: what phi is fitted on is stacked step by step.
     usable = min(len(order), config.stream_images or len(order))
     kept = order[: usable // config.batch_size * config.batch_size]
-    stream = Stream("online", whole.images, kept.to(whole.images.device), config.batch_size)
-    return LeftOutStream(name, trained, stream, whole.labels[stream.order])
+    stream = Stream("online", whole.images, kept, config.batch_size)
+    return LeftOutStream(name, trained, stream, whole.labels[kept])
 
 
-def _harden(images: Tensor, name: str) -> Tensor:
-    transformed = [HARDENINGS[name](to_float(part, images.device)) for part in torch.split(images, 256)]
-    return (torch.cat(transformed) * 255).round().to(torch.uint8)
+def _hardened(plain: LeftOutStream, name: str) -> LeftOutStream:
+    """Return the stream with each of its images, and no others, transformed."""
+    images, order = plain.stream.images, plain.stream.order
+    parts = [HARDENINGS[name](to_float(images[part], images.device)) for part in torch.split(order, 256)]
+    pixels = (torch.cat(parts) * 255).round().to(torch.uint8)
+    stream = Stream(plain.stream.kind, pixels, torch.arange(len(order)), plain.stream.batch_size)
+    return replace(plain, stream=stream)
 
 
 @dataclass(frozen=True, eq=False)

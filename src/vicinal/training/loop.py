@@ -2,12 +2,13 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from vicinal.data.domains import LabelledImages, SourceDomain
+from vicinal.data.episodes import Episode, Episodes
 from vicinal.data.transforms import to_float
 from vicinal.errors import TrainingError
 from vicinal.models.classifier import Classifier
@@ -43,8 +44,8 @@ def run_stage(
     scalars = Scalars(folder)
     progress.start(stage.name, learner.config.iterations, done)
     try:
-        for iteration in range(done + 1, learner.config.iterations + 1):
-            _iterate(stage, learner, sources, best, iteration, progress, scalars)
+        for iteration, episode in enumerate(_episodes(stage, learner, sources, done), start=done + 1):
+            _iterate(stage, learner, sources, episode, best, iteration, progress, scalars)
             last = iteration == learner.config.iterations
             if path is not None and (last or stop.asked or iteration % learner.config.save_every == 0):
                 save_state(path, learner, best, stage.name, iteration, facts)
@@ -57,6 +58,14 @@ def run_stage(
     return best
 
 
+def _episodes(
+    stage: Stage, learner: Learner, sources: Sequence[SourceDomain], done: int
+) -> Iterator[Episode]:
+    config = learner.config
+    episodes = Episodes(sources, stage.drawing, config.batch_size, config.augment, learner.device)
+    return episodes.starting_at(learner.draws.get_state(), config.iterations - done)
+
+
 def _counts(sources: Sequence[SourceDomain]) -> dict[str, int]:
     return {source.name: len(source.train) for source in sources}
 
@@ -65,6 +74,7 @@ def _iterate(
     stage: Stage,
     learner: Learner,
     sources: Sequence[SourceDomain],
+    episode: Episode,
     best: Best,
     iteration: int,
     progress: Progress,
@@ -73,7 +83,9 @@ def _iterate(
     config, started = learner.config, time.perf_counter()
     learner.model.train(not stage.fixed_model)
     set_rate(learner, (iteration - 1) / config.iterations)
-    terms = stage.step(learner, sources)
+    terms = stage.step(learner, episode.batches)
+    # Later episodes may be drawn already: what a resumed run goes on from is the state after this one.
+    learner.draws.set_state(episode.state)
     validate = iteration % config.validate_every == 0 or iteration == config.iterations
     if iteration % CHECK_EVERY and not validate:
         return

@@ -11,6 +11,7 @@ import torch
 from vicinal.adapters.contract import METHODS
 from vicinal.checkpoint import Trained, load, save
 from vicinal.data.domains import LabelledImages, SourceDomain
+from vicinal.data.pixels import resident
 from vicinal.models.backbones import Preprocessing, build_classifier
 from vicinal.models.inference import InferenceNet
 from vicinal.training import algorithms
@@ -66,7 +67,7 @@ def train(
         folds(len(sources), out_of_fold.leave_out)
         for method in out_of_fold.baselines:
             METHODS[method]
-    sources = [_moved(source, torch.device(device)) for source in sources]
+    sources = placed(sources, device)
     with stop_on_interrupt() as stop:
         run = Run(folder, progress or Silent(), stop, torch.device(device), resume)
         trained = train_model(spec, sources, config, run, provenance or {})
@@ -171,8 +172,13 @@ def derived_seed(seed: int, name: str) -> int:
     return int.from_bytes(sha256(f"{seed}/{name}".encode()).digest()[:4], "big")
 
 
-def _moved(source: SourceDomain, device: torch.device) -> SourceDomain:
-    parts = [
-        LabelledImages(part.images.to(device), part.labels.to(device)) for part in (source.train, source.val)
+def placed(sources: Sequence[SourceDomain], device: str | torch.device) -> list[SourceDomain]:
+    """Return the sources with their images on the device if they all fit there."""
+    parts = [part for source in sources for part in (source.train, source.val)]
+    images = iter(resident([part.images for part in parts], device))
+    return [
+        SourceDomain(
+            source.name, *(LabelledImages(next(images), part.labels) for part in (source.train, source.val))
+        )
+        for source in sources
     ]
-    return SourceDomain(source.name, *parts)

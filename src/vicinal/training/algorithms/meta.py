@@ -1,23 +1,17 @@
 """Meta-generalization: Algorithm 1 of the paper, the default."""
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 
-from vicinal.data.domains import SourceDomain
-from vicinal.data.episodes import draw_batch, split_meta_target
+from vicinal.data.episodes import Batch, split_meta
 from vicinal.training.learner import ALGORITHMS, Learner, Stage, Terms
 from vicinal.training.meta import meta_generalization_step, meta_gradients, meta_source_step
 
 
-def meta_step(learner: Learner, sources: Sequence[SourceDomain]) -> Terms:
+def meta_step(learner: Learner, batches: tuple[Batch, ...]) -> Terms:
     """Simulate training, generalization and test on one split of the sources, and learn from it."""
     config, model, phi = learner.config, learner.model, learner.phi
     assert phi is not None
-    target, rest = split_meta_target(len(sources), learner.draws)
-    options = (config.batch_size, learner.draws, learner.device, config.augment)
-    x_source, y_source = draw_batch([sources[position].train for position in rest], *options)
-    x, y = draw_batch([sources[target].train], *options)
+    (x_source, y_source), (x, y) = batches
 
     source = meta_source_step(model, learner.optimizer, x_source, y_source, config.label_smoothing)
     stage = meta_generalization_step(model, phi, x, y, config, learner.noise)
@@ -34,5 +28,5 @@ def _hand_over(module: nn.Module, gradients: dict[str, Tensor]) -> None:
         parameter.grad = gradients[name]
 
 
-META = Stage("meta", meta_step, uses_phi=True)
+META = Stage("meta", split_meta, meta_step, uses_phi=True)
 ALGORITHMS.register("meta")((META,))

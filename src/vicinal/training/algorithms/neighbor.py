@@ -1,25 +1,19 @@
 """ERM, then the paper's phi on the fixed source model: neighbor labels without meta-generalization."""
 
-from collections.abc import Sequence
-
 import torch
 
-from vicinal.data.domains import SourceDomain
-from vicinal.data.episodes import draw_batch, split_meta_target
+from vicinal.data.episodes import Batch, from_one
 from vicinal.functional.losses import label_cross_entropy
 from vicinal.training.algorithms.erm import ERM
 from vicinal.training.learner import ALGORITHMS, Learner, Stage, Terms
 from vicinal.training.meta import features_and_logits, posterior_labels
 
 
-def neighbor_step(learner: Learner, sources: Sequence[SourceDomain]) -> Terms:
+def neighbor_step(learner: Learner, batches: tuple[Batch, ...]) -> Terms:
     """Move phi by the cross-entropy of its labels plus KL[q || p] on one domain's batch; theta stays."""
     config, model, phi = learner.config, learner.model, learner.phi
     assert phi is not None
-    target, _ = split_meta_target(len(sources), learner.draws)
-    x, y = draw_batch(
-        [sources[target].train], config.batch_size, learner.draws, learner.device, config.augment
-    )
+    ((x, y),) = batches
     with torch.no_grad():
         z, logits = features_and_logits(model, dict(model.named_parameters()), dict(model.named_buffers()), x)
     labels = posterior_labels(phi, z, logits, y, model.linear, config, learner.noise)
@@ -30,5 +24,5 @@ def neighbor_step(learner: Learner, sources: Sequence[SourceDomain]) -> Terms:
     return {"label": label.detach(), "kl": kl.detach()}
 
 
-PHI = Stage("phi", neighbor_step, uses_phi=True, fixed_model=True)
+PHI = Stage("phi", from_one, neighbor_step, uses_phi=True, fixed_model=True)
 ALGORITHMS.register("neighbor")((ERM, PHI))

@@ -1,18 +1,14 @@
-"""The command: one thin function each for demo, train, evaluate and adapt."""
+"""One thin function each for demo, train, evaluate and adapt."""
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from vicinal import __version__
 from vicinal.adapters.contract import METHODS, adapt, servable
-from vicinal.benchmarks.compare import STREAMS, Entry, StreamSpec, compare
+from vicinal.benchmarks.compare import Entry, compare
 from vicinal.benchmarks.demo import (
     HINDSIGHT,
     MORE_STEP_SIZES,
@@ -25,8 +21,20 @@ from vicinal.benchmarks.demo import (
 )
 from vicinal.benchmarks.prepare import TrainRequest, prepare_training, roles_for
 from vicinal.checkpoint import Trained, load, save
+from vicinal.cli.console import (
+    DataDir,
+    Device,
+    Seed,
+    SkipBad,
+    at_least_one,
+    device_named,
+    list_bad,
+    out,
+    pairs,
+)
 from vicinal.data.catalog import DATASETS
-from vicinal.errors import ConfigError, VicinalError
+from vicinal.data.streams import STREAMS, StreamSpec
+from vicinal.errors import ConfigError
 from vicinal.evaluation.folder import adapted, predict_folder, write_predictions
 from vicinal.evaluation.record import append_record
 from vicinal.report.bars import Bars
@@ -44,11 +52,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-out = Console()
-
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes a GPU where there is one.")]
-Seed = Annotated[int, typer.Option(help="The same seed on the same device gives the same result.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out unreadable images and list them.")]
 
 
 @app.command()
@@ -66,9 +69,9 @@ def demo(
 ) -> None:
     """Train on rotated digits and compare every method: no download, under three minutes on two cores."""
     started = time.perf_counter()
-    numbers = tuple(range(seed, seed + _at_least_one(seeds, "--seeds")))
+    numbers = tuple(range(seed, seed + at_least_one(seeds, "--seeds")))
     sizes = MORE_STEP_SIZES if thorough else STEP_SIZES
-    config = DemoConfig(seeds=numbers, step_sizes=sizes, device=_device(device))
+    config = DemoConfig(seeds=numbers, step_sizes=sizes, device=device_named(device))
     results: list[TaskResult] = []
     with Bars(out) as bars:
         run_demo(smaller(config) if quick else config, bars.count, results.append)
@@ -106,7 +109,7 @@ def demo(
 @app.command()
 def train(
     data: Annotated[
-        str, typer.Argument(help=f"{', '.join(DATASETS)}, or a folder of domain folders of class folders.")
+        str, typer.Argument(help=f"{', '.join(DATASETS)}, a folder of domain folders, or a CSV.")
     ],
     target: Annotated[list[str] | None, typer.Option(help="Domain to hold out; may be given again.")] = None,
     backbone: Annotated[str | None, typer.Option(help="small, resnet50_v1, or any timm name.")] = None,
@@ -144,6 +147,10 @@ def train(
     seed: Seed = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in --out stopped.")] = False,
     skip_bad: SkipBad = False,
+    data_dir: DataDir = None,
+    data_option: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE of a named data set, as angles=0,45,90.")
+    ] = None,
 ) -> None:
     """Train on the source domains, simulate the shift on left-out ones, choose the rule of test time."""
     given = {"iterations": iterations, "batch_size": batch_size, "backbone_lr": backbone_lr}
@@ -161,10 +168,12 @@ def train(
         std=None if std is None else (std,),
         seed=seed,
         skip_bad=skip_bad,
+        data_dir=data_dir,
+        data_options=pairs(data_option or (), "--data-option"),
         training=training,
         out_of_fold=None if no_out_of_fold else lessons,
     )
-    place = _device(device)
+    place = device_named(device)
     folder = out_dir or Path("runs") / "-".join([Path(data).name, *(target or [])])
     if (folder / "model.safetensors").exists() and not resume:
         raise ConfigError(f"{folder} already holds a model: choose another --out, or pass --resume")
@@ -181,7 +190,7 @@ def train(
             progress=bars,
             provenance=prepared.provenance,
         )
-    _list_bad(prepared.bad)
+    list_bad(prepared.bad)
     out.print(choice_summary(trained))
     out.print(f"model in {folder / 'model.safetensors'}")
 
@@ -208,9 +217,10 @@ def evaluate(
     device: Device = "auto",
     seed: Seed = 0,
     skip_bad: SkipBad = False,
+    data_dir: DataDir = None,
 ) -> None:
     """Adapt along the target's stream with each method; print a table, append to records.jsonl."""
-    trained = load(run, _device(device))
+    trained = load(run, device_named(device))
     names = _methods(methods, trained)
     folder = out_dir or (run if run.is_dir() else run.parent)
     options: dict[str, Any] = {"statistics": statistics, "lr": lr}
@@ -224,15 +234,17 @@ def evaluate(
             target or (),
             skip_bad=skip_bad,
             decoding=lambda done, total: bars.count("decode", "images", done, total),
+            data_dir=data_dir,
         )
-        total = len(entries) * len(roles.targets) * _at_least_one(draws, "--draws")
+        groups = 1 if spec.joint else len(roles.targets)
+        total = len(entries) * groups * at_least_one(draws, "--draws")
         for draw in range(draws):
             named = Path(data or trained.provenance.get("dataset", "data")).name
             for result in compare(trained, roles, entries, spec, seed + draw, dataset=named):
                 records.append(result.record)
                 append_record(folder / "records.jsonl", result.record)
                 bars.count("evaluate", result.record.method, len(records), total)
-    _list_bad(roles.bad)
+    list_bad(roles.bad)
     out.print(rich_table(summarise(records)))
     out.print(f"{len(records)} records appended to {folder / 'records.jsonl'}")
 
@@ -255,10 +267,10 @@ def adapt_command(
 ) -> None:
     """Adapt to a folder of images and write a label, its probability and the entropy for each."""
     METHODS[method]
-    trained = load(checkpoint, _device(device))
+    trained = load(checkpoint, device_named(device))
     given: dict[str, Any] = {"statistics": statistics, "lr": lr}
     adapter = adapt(trained, method, seed=seed, **{k: v for k, v in given.items() if v is not None})
-    size = _at_least_one(batch_size, "--batch-size")
+    size = at_least_one(batch_size, "--batch-size")
     with Bars(out) as bars:
         result = predict_folder(
             adapter,
@@ -271,7 +283,7 @@ def adapt_command(
     write_predictions(out_dir / "predictions.csv", result.predictions)
     if save_model:
         save(out_dir / "model.safetensors", adapted(trained, adapter))
-    _list_bad(result.bad)
+    list_bad(result.bad)
     out.print(f"{len(result.predictions)} predictions in {out_dir / 'predictions.csv'}")
 
 
@@ -283,16 +295,6 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-def _device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda"):
-        raise ConfigError(f"unknown device '{name}': choose from auto, cpu, cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("no CUDA device was found: use --device cpu or auto")
-    return name
-
-
 def _methods(text: str, trained: Trained) -> list[str]:
     names = servable(trained) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
@@ -300,31 +302,3 @@ def _methods(text: str, trained: Trained) -> list[str]:
     if not names:
         raise ConfigError("--methods is empty: name at least one, or all")
     return names
-
-
-def _at_least_one(value: int, option: str) -> int:
-    if value < 1:
-        raise ConfigError(f"{option} must be at least 1, not {value}")
-    return value
-
-
-def _list_bad(bad: "tuple[str, ...] | list[str]") -> None:
-    if bad:
-        out.print(f"{len(bad)} unreadable images were left out:")
-        for line in bad:
-            out.print(f"  {escape(line)}")
-
-
-def main() -> None:
-    """Run the command; what a user can mend is one line and exit code 2."""
-    try:
-        app()
-    except VicinalError as error:
-        print(f"vicinal: {' '.join(str(error).split())}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except OSError as error:
-        print(f"vicinal: {' '.join(str(error).split())}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("vicinal: interrupted", file=sys.stderr)
-        raise SystemExit(130) from None

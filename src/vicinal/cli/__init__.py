@@ -1,0 +1,24 @@
+"""The command: `main` runs it, and what a user can mend is one line."""
+
+import sys
+
+from vicinal.cli import data
+from vicinal.cli.console import out
+from vicinal.cli.run import app
+from vicinal.errors import VicinalError
+
+__all__ = ["app", "main", "out"]
+
+app.add_typer(data.app, name="data")
+
+
+def main() -> None:
+    """Run the command; what a user can mend is one line and exit code 2."""
+    try:
+        app()
+    except (VicinalError, OSError) as error:
+        print(f"vicinal: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("vicinal: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None

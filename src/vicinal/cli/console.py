@@ -1,0 +1,57 @@
+"""What the commands share: the console, options that mean the same everywhere, and their checks."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from vicinal.errors import ConfigError
+
+out = Console()
+
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes a GPU where there is one.")]
+Seed = Annotated[int, typer.Option(help="The same seed on the same device gives the same result.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out unreadable images and list them.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Where named data sets lie; default: VICINAL_DATA, else ~/vicinal-data."),
+]
+
+
+def device_named(name: str) -> str:
+    """Return the device to run on; one that is not there is refused."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise ConfigError(f"unknown device '{name}': choose from auto, cpu, cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("no CUDA device was found: use --device cpu or auto")
+    return name
+
+
+def at_least_one(value: int, option: str) -> int:
+    """Return a number that counts something; less than one is refused."""
+    if value < 1:
+        raise ConfigError(f"{option} must be at least 1, not {value}")
+    return value
+
+
+def pairs(texts: Sequence[str], option: str) -> dict[str, str]:
+    """Return NAME=VALUE texts as a mapping."""
+    split = [text.partition("=") for text in texts]
+    wrong = [text for text, (name, sign, _) in zip(texts, split, strict=True) if not name or not sign]
+    if wrong:
+        raise ConfigError(f"{option} takes NAME=VALUE, not '{wrong[0]}'")
+    return {name.strip(): value.strip() for name, _, value in split}
+
+
+def list_bad(bad: Sequence[str], what: str = "unreadable images were left out:") -> None:
+    """Print the images that could not be read, one a line."""
+    if bad:
+        out.print(f"{len(bad)} {what}")
+        for line in bad:
+            out.print(f"  {escape(line)}")

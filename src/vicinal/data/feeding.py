@@ -1,0 +1,54 @@
+"""Batches made ahead of time by worker threads, in order, for images that do not live on the device."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from vicinal.data.pixels import Images
+
+Plan = TypeVar("Plan")
+Made = TypeVar("Made")
+
+WORKERS = 2
+AHEAD = 4
+# Past this size a memory-mapped file may not stay in the page cache, and a batch may wait for the disk.
+LARGE_BYTES = 4 << 30
+
+
+def made_ahead(plans: Iterable[Plan], make: Callable[[Plan], Made], workers: int) -> Iterator[Made]:
+    """Yield make(plan) for each plan, in order; with workers a few are made before they are asked for.
+
+    Plans are drawn in the caller's thread, one after another, so that random numbers come in the same order
+    however many workers there are.
+    """
+    if workers < 1:
+        yield from map(make, plans)
+        return
+    waiting: deque[Future[Made]] = deque()
+    with ThreadPoolExecutor(workers) as executor:
+        try:
+            for plan in plans:
+                waiting.append(executor.submit(make, plan))
+                if len(waiting) > AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+
+def workers_for(images: Iterable[Images], device: torch.device | str) -> int:
+    """Return how many workers feeding a device from these images takes: none when they already live there."""
+    place = torch.device(device)
+    stay = [image.device.type == place.type and image.shape.numel() < LARGE_BYTES for image in images]
+    return 0 if all(stay) else WORKERS
+
+
+def staged(images: Tensor, device: torch.device | str) -> Tensor:
+    """Return images in memory that a GPU can fetch by itself, if a GPU is to have them."""
+    away = torch.device(device).type == "cuda" and images.device.type == "cpu"
+    return images.pin_memory() if away else images
