@@ -27,7 +27,10 @@ def test_digits_need_nothing_said() -> None:
     assert (ready.spec.backbone, ready.spec.weights) == ("small", "none")
     assert (ready.spec.preprocessing.size, ready.spec.preprocessing.channels) == (16, 1)
     assert [target.name for target in ready.roles.targets] == ["0", "90"]
-    assert ready.provenance == {"dataset": "digits", "targets": ["0", "90"], "data_seed": 4}
+    facts = ready.provenance
+    assert (facts["dataset"], facts["targets"], facts["data_seed"]) == ("digits", ["0", "90"], 4)
+    assert facts["data_options"] == {}
+    assert facts["data"]["size"] == 16
     assert ready.config.seed == 4
     assert ready.out_of_fold is not None
 

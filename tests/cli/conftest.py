@@ -16,6 +16,7 @@ from vicinal.checkpoint import Trained
 from vicinal.cli import main
 from vicinal.data.domains import assign_roles
 from vicinal.data.load import load_dataset
+from vicinal.data.splits import STORED
 from vicinal.models.backbones import preprocessing_for
 from vicinal.training.config import OutOfFoldConfig, TrainConfig
 from vicinal.training.train import ModelSpec, train
@@ -103,8 +104,9 @@ def shared_domains(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def domains(shared_domains: Path, tmp_path: Path) -> Path:
-    """Return a folder of four domains of one's own."""
-    return Path(shutil.copytree(shared_domains, tmp_path / "shades"))
+    """Return a folder of four domains of one's own, as if nobody had looked at it yet."""
+    unseen = shutil.ignore_patterns(STORED.name)
+    return Path(shutil.copytree(shared_domains, tmp_path / "shades", ignore=unseen))
 
 
 @pytest.fixture(scope="session")

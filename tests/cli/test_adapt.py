@@ -11,7 +11,8 @@ from PIL import Image
 
 from vicinal.adapters.contract import adapt
 from vicinal.checkpoint import load
-from vicinal.data.images import decode_all, list_images
+from vicinal.data.files import list_images
+from vicinal.data.images import decode_all
 
 HEADER = ["path", "label", "probability", "entropy"]
 

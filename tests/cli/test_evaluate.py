@@ -8,7 +8,7 @@ import torch
 
 from vicinal.adapters.contract import METHODS, adapt, servable
 from vicinal.checkpoint import load
-from vicinal.data.folder import load_folder
+from vicinal.data.load import load_dataset
 from vicinal.evaluation.record import Record, read_records
 from vicinal.report.tables import labels, summarise
 from vicinal.versions import versions
@@ -44,7 +44,7 @@ def test_the_accuracy_is_that_of_an_adapter_run_by_hand(
 ) -> None:
     assert vicinal("evaluate", model, "--methods", method, "--seed", 3, "--batch-size", 8, *CPU).code == 0
     record = read_records(model / "records.jsonl")[0]
-    domain = load_folder(shared_domains, 16, 3).domains["light"]
+    domain = load_dataset(str(shared_domains), 16, 3).domains["light"]
     order = torch.randperm(20, generator=torch.Generator().manual_seed(3))
     adapter = adapt(load(model), method, seed=3)
     batches = (domain.images[order].float() / 255).split(8)

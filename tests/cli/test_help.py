@@ -9,17 +9,32 @@ from vicinal import __version__
 from vicinal.cli import app
 
 COMMANDS = ("demo", "train", "evaluate", "adapt")
+GROUPS = {"data": ("list", "status", "get", "check")}
 
 
 def test_the_help_lists_every_command(vicinal: Any) -> None:
     ran = vicinal("--help")
     assert ran.code == 0
-    assert all(name in ran.out for name in COMMANDS)
+    assert all(name in ran.out for name in (*COMMANDS, *GROUPS))
 
 
 def test_these_are_all_commands() -> None:
     group = typer.main.get_command(app)
-    assert set(group.commands) == set(COMMANDS)
+    assert set(group.commands) == {*COMMANDS, *GROUPS}
+    for name, commands in GROUPS.items():
+        assert set(group.commands[name].commands) == set(commands)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_the_help_of_a_group_lists_its_commands(vicinal: Any, name: str) -> None:
+    for words in ((name, "--help"), (name,)):
+        ran = vicinal(*words)
+        assert all(command in ran.out + ran.err for command in GROUPS[name])
+    for command in GROUPS[name]:
+        ran = vicinal(name, command, "--help")
+        assert ran.code == 0
+        options = typer.main.get_command(app).commands[name].commands[command].params
+        assert all(option in ran.out for item in options for option in item.opts if option.startswith("--"))
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -98,12 +98,3 @@ def test_neutral_factors_return_the_same_pixels() -> None:
 def test_two_channels_are_refused() -> None:
     with pytest.raises(DataError, match="1 or 3 channels"):
         jitter_(torch.rand(2, 2, 4, 4), *random_chains(2))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_fused_kernel_equals_the_groups() -> None:
-    assert colour.fused_kernels() is not None
-    x = awkward(200)
-    chains = random_chains(200)
-    found = jitter_(x.cuda(), *chains).cpu()
-    torch.testing.assert_close(found, jitter_(x, *chains), atol=1e-4, rtol=0)

@@ -25,11 +25,11 @@ def test_sources_get_train_and_val_and_targets_get_test() -> None:
     roles = assign_roles(domain_set("a", "b", "c", "d"), ["c", "a"])
     assert [source.name for source in roles.sources] == ["b", "d"]
     assert [target.name for target in roles.targets] == ["c", "a"]
-    assert roles.sources[0].train.images.flatten().tolist() == [10, 13, 14]
+    assert roles.sources[0].train.images[:].flatten().tolist() == [10, 13, 14]
     assert roles.sources[0].train.labels.tolist() == [0, 1, 0]
-    assert roles.sources[0].val.images.flatten().tolist() == [11]
+    assert roles.sources[0].val.images[:].flatten().tolist() == [11]
     assert len(roles.sources[0].train) == 3
-    assert roles.targets[0].images.flatten().tolist() == [22, 25]
+    assert roles.targets[0].images[:].flatten().tolist() == [22, 25]
     assert roles.targets[0].paths == ("c/2.png", "c/5.png")
     assert {name: labels.tolist() for name, labels in roles.answers.items()} == {"c": [0, 1], "a": [0, 1]}
     assert roles.classes == ("x", "y")

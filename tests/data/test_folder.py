@@ -1,18 +1,25 @@
+import os
 import shutil
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from vicinal.data.domains import assign_roles
-from vicinal.data.folder import load_folder
+from vicinal.data.domains import DomainSet, assign_roles
+from vicinal.data.folder import scan_folder
+from vicinal.data.load import load_dataset
 from vicinal.errors import ConfigError, DataError
 
 MakeTree = Callable[..., Path]
+
+
+def load_folder(root: Path, size: int, channels: int, **options: Any) -> DomainSet:
+    return load_dataset(str(root), size, channels, **options)
 
 
 def test_a_folder_becomes_domains(make_tree: MakeTree) -> None:
@@ -99,7 +106,10 @@ def test_a_root_without_domains(tmp_path: Path, problem: str) -> None:
         root.mkdir()
     if problem == "loose images":
         (root / "a.png").touch()
-    said = {"missing": "does not exist", "file": "is not a folder"}.get(problem, "holds no domain folders")
+    said = {
+        "missing": "unknown dataset '.*root': choose from .*, or the path of a folder of domain folders",
+        "file": "has no column path, label, domain",  # a file is read as a table
+    }.get(problem, r"holds no domain folders.*<domain>/<class>/<image>, with two domains or more")
     with pytest.raises(DataError, match=said) as caught:
         load_folder(root, 4, 1)
     assert "\n" not in str(caught.value)
@@ -154,6 +164,7 @@ def test_a_bad_image_is_named_or_skipped(make_tree: MakeTree) -> None:
     assert len(data.bad) == 1
     assert "a/dog/1.png: not an image" in data.bad[0]
     kept, after = data.domains["a"], data.domains["b"]
+    assert sorted([*kept.train.tolist(), *kept.val.tolist()]) == kept.test.tolist() == [0, 1, 2, 3, 4]
     assert kept.paths == ("a/cat/0.png", "a/cat/1.png", "a/cat/2.png", "a/dog/0.png", "a/dog/2.png")
     assert kept.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 5]
     assert kept.labels.tolist() == [0, 0, 0, 1, 1]
@@ -225,3 +236,68 @@ def test_mixed_kinds_of_image_share_one_shape(make_tree: MakeTree) -> None:
 def test_a_validation_fraction_out_of_range(make_tree: MakeTree) -> None:
     with pytest.raises(ConfigError, match="validation fraction"):
         load_folder(make_tree(), 4, 1, val_fraction=1.5)
+
+
+def test_scanning_says_what_a_root_is_that_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name, said in (("gone", "does not exist"), ("file", "is not a folder")):
+        with pytest.raises(DataError, match=f"/{name}' {said}: give a folder of domain folders"):
+            scan_folder(tmp_path / name)
+
+
+def test_a_folder_too_many_is_one_domain_without_images(make_tree: MakeTree, tmp_path: Path) -> None:
+    make_tree()
+    with pytest.raises(DataError, match=r"only the domain 'pets': arrange the images as <domain>/<class>/"):
+        load_folder(tmp_path, 4, 1)
+
+
+def test_an_extra_empty_folder_beside_the_domains_is_named(make_tree: MakeTree) -> None:
+    root = make_tree()
+    (root / "results").mkdir()
+    with pytest.raises(DataError, match="/results' holds no class folders"):
+        load_folder(root, 4, 1)
+
+
+def test_an_empty_image_and_a_dangling_link_are_bad_images(make_tree: MakeTree) -> None:
+    root = make_tree()
+    (root / "a" / "cat" / "0.png").write_bytes(b"")
+    (root / "b" / "dog" / "gone.png").symlink_to(root / "nowhere.png")
+    with pytest.raises(DataError, match=r"a/cat/0\.png: the file is empty.*--skip-bad"):
+        load_folder(root, 4, 1)
+    data = load_folder(root, 4, 1, skip_bad=True)
+    assert ["0.png: the file is empty" in line for line in data.bad] == [True, False]
+    assert "b/dog/gone.png: cannot be decoded" in data.bad[1]
+    assert [len(domain.images) for domain in data.domains.values()] == [5, 6]
+
+
+def test_a_folder_linked_to_its_own_ancestor_is_entered_once(make_tree: MakeTree) -> None:
+    root = make_tree()
+    (root / "a" / "cat" / "loop").symlink_to(root / "a")
+    # loop/dog is below a/cat, once; loop/cat would be the way back.
+    domain = load_folder(root, 4, 1).domains["a"]
+    assert domain.labels.bincount().tolist() == [6, 3]
+    assert len(set(domain.paths)) == 9
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names are bytes on POSIX only")
+def test_a_name_that_is_not_utf8_is_loaded_and_its_split_stored(make_tree: MakeTree) -> None:
+    root = make_tree(count=4)
+    odd = os.fsencode(root / "a" / "cat") + b"/caf\xe9.png"
+    try:
+        shutil.copy(root / "a" / "cat" / "0.png", odd)
+    except OSError:
+        pytest.skip("this file system takes names in UTF-8 only")
+    one, again = (load_folder(root, 4, 1).domains["a"] for _ in range(2))
+    assert "a/cat/caf\ufffd.png" in one.paths
+    assert one.val.tolist() == again.val.tolist()
+    assert len(list((root / ".vicinal").iterdir())) == 1
+
+
+def test_the_facts_say_folder_and_stored_split(make_tree: MakeTree) -> None:
+    facts = load_folder(make_tree(), 4, 1, val_fraction=0.5).facts
+    assert facts == {
+        "layout": "folder",
+        "split": "stored, 0.5 of every class for validation",
+        "size": 4,
+        "fit": "crop",
+    }

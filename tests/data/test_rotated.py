@@ -25,8 +25,8 @@ def base(train: int = 40, test: int = 20, side: int = 12) -> LabelledArrays:
     return LabelledArrays(images[:train], labels[:train], images[train:], labels[train:], Path("made"))
 
 
-def load(size: int | None = None, channels: int = 1, seed: int = 0, **options: Any) -> DomainSet:
-    chosen = RotatedOptions(**{"train": 20, "val": 10, "test": 15, "size": 12} | options)
+def load(size: int = 12, channels: int = 1, seed: int = 0, **options: Any) -> DomainSet:
+    chosen = RotatedOptions(**{"train": 20, "val": 10, "test": 15} | options)
     return load_rotated("rotated_toy", base(), CLASSES, chosen, size, channels, seed)
 
 
@@ -99,11 +99,6 @@ def test_resized_before_it_is_turned() -> None:
     assert np.abs(domains["45"].images[:, 0].numpy() - expected).max() <= 1
 
 
-def test_size_of_the_options_where_none_is_asked_for() -> None:
-    options = RotatedOptions(train=1, val=1, size=7)
-    assert load_rotated("r", base(), CLASSES, options).domains["15"].images.shape[-2:] == (7, 7)
-
-
 def test_three_channels_are_the_one_repeated() -> None:
     one, three = load(channels=1).domains["15"].images, load(channels=3).domains["15"].images
     assert torch.equal(three[:], one[:].expand(-1, 3, -1, -1))
@@ -174,7 +169,6 @@ def test_more_than_the_base_has(options: dict[str, Any], why: str) -> None:
         ({"train": 0}, "train must be at least 1"),
         ({"val": -1}, "val must be at least 0"),
         ({"test": 0}, "test must be at least 1"),
-        ({"size": 0}, "size of at least 1"),
     ],
 )
 def test_options_out_of_range(options: dict[str, Any], why: str) -> None:

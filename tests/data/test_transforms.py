@@ -1,23 +1,14 @@
-import math
-
 import numpy as np
 import pytest
 import torch
 from scipy import ndimage
 
-from vicinal.data.transforms import HARDENINGS, Augment, to_float
-from vicinal.errors import ConfigError, DataError
+from vicinal.data.transforms import HARDENINGS, to_float
+from vicinal.errors import DataError
 
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-def ramps(count: int, side: int) -> torch.Tensor:
-    """Two channels that hold their own x and y coordinate, so that a crop can be read off its output."""
-    axis = (torch.arange(side) + 0.5) / side
-    image = torch.stack([axis.expand(side, side), axis.unsqueeze(1).expand(side, side)])
-    return image.expand(count, 2, side, side)
 
 
 def test_to_float_is_a_unit_interval() -> None:
@@ -25,83 +16,6 @@ def test_to_float_is_a_unit_interval() -> None:
     torch.testing.assert_close(x, torch.tensor([0.0, 0.2, 1.0]))
     with pytest.raises(DataError, match="uint8"):
         to_float(torch.zeros(2), "cpu")
-
-
-def test_identity_when_nothing_may_change() -> None:
-    x = torch.rand(3, 1, 5, 7)
-    assert torch.equal(Augment(min_scale=1, max_ratio=1, flip=False)(x, seeded()), x)
-
-
-def test_flip_alone_gives_each_sample_or_its_mirror_image() -> None:
-    x = torch.rand(64, 3, 6, 5)
-    y = Augment(min_scale=1, max_ratio=1, flip=True)(x, seeded())
-    same = torch.isclose(x, y, atol=1e-5).flatten(1).all(dim=1)
-    mirrored = torch.isclose(x.flip(-1), y, atol=1e-5).flatten(1).all(dim=1)
-    assert (same ^ mirrored).all()
-    assert 16 < mirrored.sum() < 48
-
-
-def test_seeded_and_different_for_each_sample() -> None:
-    x = torch.rand(1, 3, 8, 8).expand(4, 3, 8, 8)
-    y = Augment()(x, seeded(1))
-    assert torch.equal(y, Augment()(x, seeded(1)))
-    assert not torch.equal(y, Augment()(x, seeded(2)))
-    assert len({sample.numpy().tobytes() for sample in y}) == 4
-    generator = seeded(1)
-    first = Augment()(x, generator)
-    assert not torch.equal(first, Augment()(x, generator))
-
-
-def test_crops_stay_inside_and_have_the_promised_area_and_ratio() -> None:
-    side, augment = 32, Augment(min_scale=0.5, max_ratio=1.5, flip=False)
-    y = augment(ramps(2000, side), seeded())
-    inner = slice(2, side - 2)
-    width = (y[:, 0, 5, inner].diff(dim=-1) * side).mean(dim=-1)
-    height = (y[:, 1, inner, 5].diff(dim=-1) * side).mean(dim=-1)
-    area, ratio = width * height, width / height
-    assert width.max() <= 1.001
-    assert height.max() <= 1.001
-    assert 0.999 / 1.5 <= ratio.min() < 0.7
-    assert 1.4 < ratio.max() <= 1.501
-    # A wide crop is cut to the frame, so the smallest area is below min_scale only by that cut.
-    assert area.min() > 0.5 / 1.5 * 0.999
-    assert area.mean().item() == pytest.approx(0.72, abs=0.02)
-    centre = y.mean(dim=(-2, -1))
-    assert centre.mean().item() == pytest.approx(0.5, abs=0.01)
-    assert centre.std() > 0.02
-
-
-def test_a_crop_is_bilinear_as_in_scipy() -> None:
-    side, augment = 12, Augment(min_scale=0.5, flip=False)
-    x = torch.rand(1, 1, side, side, generator=seeded(9))
-    where = augment(ramps(1, side), seeded(4))[0].numpy() * side - 0.5
-    expected = ndimage.map_coordinates(x[0, 0].numpy(), where[::-1], order=1, mode="nearest")
-    # The rim is left out: there the ramps are clamped to the outermost pixels and no longer tell the place.
-    inner = slice(1, -1)
-    found = augment(x, seeded(4))[0, 0].numpy()
-    np.testing.assert_allclose(found[inner, inner], expected[inner, inner], atol=1e-4)
-    assert np.abs(found - x[0, 0].numpy()).mean() > 0.05
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_augment_keeps_the_dtype(dtype: torch.dtype) -> None:
-    x = torch.rand(2, 1, 8, 8)
-    y = Augment()(x.to(dtype), seeded())
-    assert y.dtype == dtype
-    torch.testing.assert_close(y.float(), Augment()(x, seeded()), atol=0.01, rtol=0)
-
-
-def test_augment_of_an_odd_batch() -> None:
-    assert Augment()(torch.rand(1, 1, 1, 1), seeded()).shape == (1, 1, 1, 1)
-    assert Augment()(torch.rand(1, 3, 5, 9), seeded()).shape == (1, 3, 5, 9)
-
-
-@pytest.mark.parametrize(
-    "settings", [{"min_scale": 0.0}, {"min_scale": 1.1}, {"max_ratio": 0.9}, {"max_ratio": math.inf}]
-)
-def test_augment_refuses_settings_out_of_range(settings: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(settings))):
-        Augment(**settings)
 
 
 def test_hardenings_are_the_agreed_ones() -> None:

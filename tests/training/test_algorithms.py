@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vicinal.data.domains import SourceDomain
+from vicinal.data.episodes import Episodes
 from vicinal.errors import UnknownNameError
 from vicinal.models.backbones import build_classifier
 from vicinal.models.classifier import Classifier
 from vicinal.models.inference import InferenceNet
 from vicinal.training import algorithms
 from vicinal.training.config import TrainConfig
-from vicinal.training.learner import ALGORITHMS, Learner, Stage, make_learner, set_rate
+from vicinal.training.learner import ALGORITHMS, Learner, Stage, Terms, make_learner, set_rate
 from vicinal.training.train import ModelSpec
 
 MakeSources = Callable[..., list[SourceDomain]]
@@ -47,12 +48,21 @@ def moved(net: nn.Module, before: dict[str, Tensor]) -> list[str]:
     return [name for name, value in net.state_dict().items() if not torch.equal(value, before[name])]
 
 
+def take_step(stage: Stage, learner: Learner, sources: Sequence[SourceDomain]) -> Terms:
+    """Draw the next episode as the loop does and take a step on it."""
+    config = learner.config
+    episodes = Episodes(sources, stage.drawing, config.batch_size, config.augment, learner.device)
+    (episode,) = episodes.starting_at(learner.draws.get_state(), 1)
+    learner.draws.set_state(episode.state)
+    return stage.step(learner, episode.batches)
+
+
 def run_steps(stage: Stage, learner: Learner, sources: Sequence[SourceDomain]) -> list[float]:
     """Repeat a step and return the sum of its terms at each."""
     losses = []
     for _ in range(learner.config.iterations):
         learner.model.train(not stage.fixed_model)
-        losses.append(sum(float(value) for value in stage.step(learner, sources).values()))
+        losses.append(sum(float(value) for value in take_step(stage, learner, sources).values()))
     return losses
 
 
@@ -85,7 +95,7 @@ def test_meta_lowers_the_loss_of_the_meta_target_with_every_option(
 ) -> None:
     (model, phi), sources, (stage,) = make_nets(spec), make_sources(), ALGORITHMS["meta"]
     learner = make_learner(model, phi, stage, replace(CONFIG, **options), seed=1)
-    classify = [float(stage.step(learner, sources)["classify"]) for _ in range(CONFIG.iterations)]
+    classify = [float(take_step(stage, learner, sources)["classify"]) for _ in range(CONFIG.iterations)]
     assert sum(classify[-5:]) < 0.9 * sum(classify[:5])
 
 
@@ -97,7 +107,7 @@ def test_an_erm_step_is_the_step_written_by_hand(spec: ModelSpec, make_sources: 
     groups = [{"params": plain.features.parameters()}, {"params": plain.head.parameters(), "lr": 2e-3}]
     adam = torch.optim.Adam(groups, lr=1e-3)
     for _ in range(3):
-        terms = stage.step(learner, sources)
+        terms = take_step(stage, learner, sources)
         picked = [(source.train, torch.randint(24, (8,), generator=draws)) for source in sources]
         x = torch.cat([part.images[index] for part, index in picked]).float() / 255
         y = torch.cat([part.labels[index] for part, index in picked])
@@ -138,12 +148,12 @@ def test_one_meta_step_moves_all_of_theta_and_phi(spec: ModelSpec, make_sources:
     (model, phi), sources, (stage,) = make_nets(spec), make_sources(), ALGORITHMS["meta"]
     before, phi_before = snapshot(model), snapshot(phi)
     learner = make_learner(model, phi, stage, CONFIG, seed=1)
-    terms = stage.step(learner, sources)
+    terms = take_step(stage, learner, sources)
     assert set(terms) == {"source", "classify", "label", "kl"}
     assert set(moved(model, before)) >= {name for name, _ in model.named_parameters()}
     # Its mean head starts at zero, so the first gradient stops there and at the spread.
     assert {"mean.weight", "mean.bias", "log_std.bias"} <= set(moved(phi, phi_before))
-    stage.step(learner, sources)
+    take_step(stage, learner, sources)
     assert set(moved(phi, phi_before)) == {name for name, _ in phi.named_parameters()}
 
 
@@ -152,7 +162,7 @@ def test_a_meta_step_updates_normalization_by_the_meta_source_batch_alone(
 ) -> None:
     (model, phi), sources, (stage,) = make_nets(spec), make_sources(), ALGORITHMS["meta"]
     learner = make_learner(model, phi, stage, CONFIG, seed=1)
-    stage.step(learner, sources)
+    take_step(stage, learner, sources)
     assert int(model.features[1].num_batches_tracked) == 1
 
 
@@ -175,7 +185,7 @@ def make_learner_and_step(
 ) -> None:
     learner = make_learner(model, phi, stage, CONFIG, seed=3)
     for _ in range(2):
-        stage.step(learner, sources)
+        take_step(stage, learner, sources)
 
 
 def test_each_part_has_its_own_step_size_on_one_cycle(spec: ModelSpec) -> None:
@@ -194,4 +204,4 @@ def test_meta_learns_from_a_single_source(spec: ModelSpec, make_sources: MakeSou
     # Two sources are allowed; their left-out models have one each.
     (model, phi), (stage,) = make_nets(spec), ALGORITHMS["meta"]
     learner = make_learner(model, phi, stage, CONFIG, seed=1)
-    assert stage.step(learner, make_sources(domains=1))
+    assert take_step(stage, learner, make_sources(domains=1))

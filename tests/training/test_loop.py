@@ -11,6 +11,7 @@ import torch
 
 from vicinal.checkpoint import read_tensors
 from vicinal.data.domains import LabelledImages, SourceDomain
+from vicinal.data.episodes import Batch, from_all
 from vicinal.errors import TrainingError, VicinalError
 from vicinal.models.backbones import build_classifier
 from vicinal.training.algorithms.erm import ERM
@@ -55,13 +56,13 @@ def says(plan: Sequence[int]) -> Stage:
     """Return a stage after whose i-th step the model says plan[i] of every image."""
     taken = iter(plan)
 
-    def step(learner: Learner, sources: Sequence[SourceDomain]) -> Terms:
+    def step(learner: Learner, batches: tuple[Batch, ...]) -> Terms:
         with torch.no_grad():
             learner.model.head.weight.zero_()
             learner.model.head.bias.copy_(torch.eye(2)[next(taken)])
         return {"loss": torch.zeros(())}
 
-    return Stage("scripted", step)
+    return Stage("scripted", from_all, step)
 
 
 def with_val(source: SourceDomain, labels: Sequence[int]) -> SourceDomain:
@@ -115,11 +116,11 @@ def test_a_fixed_model_is_in_evaluation_mode_and_any_other_trains(
 ) -> None:
     modes = []
 
-    def step(learner: Learner, sources: Sequence[SourceDomain]) -> Terms:
+    def step(learner: Learner, batches: tuple[Batch, ...]) -> Terms:
         modes.append(learner.model.training)
         return {"loss": torch.zeros(())}
 
-    stage = Stage("watched", step, fixed_model=fixed)
+    stage = Stage("watched", from_all, step, fixed_model=fixed)
     learner = make_stage_learner(spec, ERM, replace(CONFIG, iterations=5, validate_every=2))
     run(stage, learner, make_sources(2))
     assert modes == [not fixed] * 5  # validation in between changes the mode, and it is set again
@@ -161,17 +162,17 @@ def poisoned_after(good: int) -> Stage:
     """Return ERM whose loss and weights are NaN from step `good` + 1 on."""
     taken = 0
 
-    def step(learner: Learner, sources: Sequence[SourceDomain]) -> Terms:
+    def step(learner: Learner, batches: tuple[Batch, ...]) -> Terms:
         nonlocal taken
         taken += 1
-        terms = ERM.step(learner, sources)
+        terms = ERM.step(learner, batches)
         if taken <= good:
             return terms
         with torch.no_grad():
             learner.model.head.weight.fill_(torch.nan)
         return {name: value * torch.nan for name, value in terms.items()}
 
-    return Stage("erm", step)
+    return Stage("erm", from_all, step)
 
 
 @pytest.mark.parametrize("good", [12, 19])

@@ -54,7 +54,8 @@ def get_command(name: Name, data_dir: DataDir = None) -> None:
         folder = get_dataset(
             entry, directory, lambda file, done, total: bars.count("get", file, done, total or 0)
         )
-    out.print(f"{name} is in {escape(str(folder))}" if folder else how_to_get(entry, directory))
+    there = f"in {escape(str(folder))}" if folder else "already there"
+    out.print(f"{name} is {there}", highlight=False)
     out.print(status_table([status_of(entry, [directory])]))
 
 

@@ -4,11 +4,13 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate
 
 from vicinal.data.colour import HUE, jitter_, upload
+from vicinal.data.fused import augment_fused
 from vicinal.errors import ConfigError, DataError
 
 # As in torchvision: so many boxes are tried before the central one is taken.
@@ -88,7 +90,8 @@ class Augment:
             raise DataError(f"{len(draws.boxes)} draws for {len(images)} images: draw one for each image")
         if images.device.type == "cpu":
             return augment_rows(images, draws)
-        return augment_batch(images, draws)
+        fused = augment_fused(images, sample_rows(draws)) if images.device.type == "cuda" else None
+        return augment_batch(images, draws) if fused is None else fused
 
     def _changes_nothing(self) -> bool:
         colours = self.brightness or self.contrast or self.saturation or self.hue or self.gray
@@ -101,19 +104,19 @@ class Augment:
         """Return (N, 4) boxes: the first try that fits, else the largest central box of an allowed ratio."""
         if not self._crops():
             return torch.tensor([0, 0, height, width]).expand(len(chance), 4)
-        area, shape, place = torch.split(chance, [TRIES, TRIES, 2], dim=1)
+        # In numpy: on so few numbers a call of torch costs several times the arithmetic.
+        area, shape, place = np.split(chance.numpy(), [TRIES, 2 * TRIES], axis=1)
         area = height * width * (self.min_scale + (1 - self.min_scale) * area)
-        ratio = torch.exp((2 * shape - 1) * math.log(self.max_ratio))
-        sizes = torch.stack([(area / ratio).sqrt(), (area * ratio).sqrt()], dim=2).round().long()
-        frame = torch.tensor([height, width])
-        fits = ((sizes > 0) & (sizes <= frame)).all(dim=2)
-        first = fits.int().argmax(dim=1)
-        size = sizes[torch.arange(len(sizes)), first]
-        corner = (place * (frame - size + 1)).long()
-        central = torch.tensor(_central_size(height, width, self.max_ratio))
-        some = fits.any(dim=1, keepdim=True)
-        corner = torch.where(some, corner, (frame - central) // 2)
-        return torch.cat([corner, torch.where(some, size, central)], dim=1)
+        ratio = np.exp((2 * shape - 1) * math.log(self.max_ratio))
+        sizes = np.stack([np.sqrt(area / ratio), np.sqrt(area * ratio)], axis=2).round().astype(np.int64)
+        frame = np.array([height, width])
+        fits = ((sizes > 0) & (sizes <= frame)).all(axis=2)
+        size = sizes[np.arange(len(sizes)), fits.argmax(axis=1)]
+        corner = (place * (frame - size + 1)).astype(np.int64)
+        central = np.array(_central_size(height, width, self.max_ratio))
+        some = np.any(fits, axis=1, keepdims=True)
+        corner = np.where(some, corner, (frame - central) // 2)
+        return torch.from_numpy(np.concatenate([corner, np.where(some, size, central)], axis=1))
 
     def _draw_factors(self, chance: Tensor) -> Tensor:
         """Return (N, 4) factors, uniform around the one that changes nothing and never negative."""
@@ -127,20 +130,33 @@ class Augment:
 
 
 def augment_rows(images: Tensor, draws: Draws) -> Tensor:
-    """Return the augmented images, one after the other: on a CPU each one then stays in the cache."""
+    """Return the augmented images, one after the other: on a CPU each one then stays in the cache.
+
+    Crops of bytes are rounded to whole levels, as torchvision's are; `augment_batch` rounds nothing.
+    """
     size = (images.shape[-2], images.shape[-1])
     result = torch.empty(images.shape, dtype=torch.float32, device=images.device)
     boxes, flips = draws.boxes.tolist(), draws.flips.tolist()
     for row, ((top, left, height, width), flip) in enumerate(zip(boxes, flips, strict=True)):
         here = slice(row, row + 1)
         view = images[here, :, top : top + height, left : left + width]
-        x = unit_interval(view.flip(-1) if flip else view)
+        x = view.flip(-1) if flip else view
         if (height, width) != size:
-            # A box is never larger than the output, so antialiasing would not change a pixel.
-            x = interpolate(x, size=size, mode="bilinear", align_corners=False)
-        result[here] = x
+            # torch resizes bytes fast with antialiasing and floats without; a box is never larger than the
+            # output, so that it changes no pixel.
+            levels = x.dtype == torch.uint8
+            x = x if levels else x.float()
+            x = interpolate(x, size=size, mode="bilinear", align_corners=False, antialias=levels)
+        result[here] = unit_interval(x)
         jitter_(result[here], draws.order[here], draws.factors[here], draws.gray[here])
     return result
+
+
+def sample_rows(draws: Draws) -> Tensor:
+    """Return the draws as one table (N, 11), a row for each sample, as the CUDA kernels read it."""
+    order = (draws.order << (2 * torch.arange(4))).sum(dim=1, keepdim=True)
+    flips, gray = draws.flips.unsqueeze(1), draws.gray.unsqueeze(1)
+    return torch.cat([draws.boxes, flips, order, draws.factors, gray], dim=1)
 
 
 def augment_batch(images: Tensor, draws: Draws) -> Tensor:

@@ -136,33 +136,35 @@ def _mix(x: Tensor, operations: Tensor, magnitudes: Tensor, weights: Tensor) -> 
     """Return the mixtures; all chains of all samples advance together, step by step."""
     count, width, longest = operations.shape
     chains = x.repeat_interleave(width, dim=0)
-    steps = operations.reshape(-1, longest), magnitudes.reshape(-1, longest)
-    for step in range(longest):
-        run_step_(chains, steps[0][:, step], steps[1][:, step])
+    run_steps_(chains, operations.reshape(-1, longest), magnitudes.reshape(-1, longest))
     shares = upload(weights.float(), x.device).view(count, 1 + width, 1, 1, 1)
     mixed = (chains.view(count, width, *x.shape[1:]) * shares[:, 1:]).sum(dim=1)
     return mixed.addcmul_(x, shares[:, 0])
 
 
-def run_step_(x: Tensor, operations: Tensor, magnitudes: Tensor) -> None:
-    """Run one operation on each image, in place; images with the same kind of operation go together."""
+def run_steps_(x: Tensor, operations: Tensor, magnitudes: Tensor) -> None:
+    """Run the operations (N, steps) of each image, in place; images with the same kind of one go together."""
     # The five geometric operations are one: they differ in their matrices alone.
     kinds = torch.where((operations >= 0) & (operations < POSTERIZE), ROTATE, operations)
-    height, width = x.shape[-2:]
-    for kind in range(ROTATE, len(OPERATIONS)):
-        samples = (kinds == kind).nonzero().flatten()
-        if len(samples) == 0:
-            continue
-        if kind == ROTATE:
-            numbers = inverse_maps(operations[samples], magnitudes[samples], height, width)
-        else:
-            numbers = magnitudes[samples].view(-1, 1)
-        rows = upload(samples, x.device)
-        x[rows] = RUN[kind](x[rows], upload(numbers.float(), x.device))
+    maps = inverse_maps(operations, magnitudes, x.shape[-2], x.shape[-1])
+    numbers = upload(torch.cat([maps, magnitudes.unsqueeze(2)], dim=2).float(), x.device)
+    groups = [
+        (step, kind, (kinds[:, step] == kind).nonzero().flatten())
+        for step in range(operations.shape[1])
+        for kind in RUN
+    ]
+    # Uploaded together: many small uploads would cost more than the operations.
+    everything = upload(torch.cat([samples for _, _, samples in groups]), x.device)
+    start = 0
+    for step, kind, samples in groups:
+        rows = everything[start : start + len(samples)]
+        start += len(samples)
+        if len(samples):
+            x[rows] = RUN[kind](x[rows], numbers[rows, step])
 
 
 def inverse_maps(operations: Tensor, magnitudes: Tensor, height: int, width: int) -> Tensor:
-    """Return (N, 6), a b c d e f: output (x, y) reads input (a x + b y + c, d x + e y + f).
+    """Return (..., 6), a b c d e f: output (x, y) reads input (a x + b y + c, d x + e y + f).
 
     Pixels from the centre of the image. A shear keeps the upper left corner, a rotation keeps the centre and
     turns counter-clockwise.
@@ -181,15 +183,15 @@ def inverse_maps(operations: Tensor, magnitudes: Tensor, height: int, width: int
         angle.cos(),
         down * width / 2 - only(TRANSLATE_Y),
     )
-    return torch.stack(rows, dim=1)
+    return torch.stack(rows, dim=-1)
 
 
-def _warp(x: Tensor, maps: Tensor) -> Tensor:
+def _warp(x: Tensor, numbers: Tensor) -> Tensor:
     """Return the images under maps of their own, bilinear, black outside."""
     height, width = x.shape[-2:]
     columns = torch.arange(width, device=x.device) + (0.5 - width / 2)
     rows = torch.arange(height, device=x.device) + (0.5 - height / 2)
-    a, b, c, d, e, f = maps.view(-1, 6, 1).unbind(dim=1)
+    a, b, c, d, e, f = numbers[:, :6].unsqueeze(2).unbind(dim=1)
     # Complex numbers, x real and y imaginary, in units of half the image: one sum makes the whole grid.
     along = torch.complex((a * columns + c) * (2 / width), (d * columns + f) * (2 / height))
     beside = torch.complex(b * rows * (2 / width), e * rows * (2 / height))
@@ -197,15 +199,15 @@ def _warp(x: Tensor, maps: Tensor) -> Tensor:
     return grid_sample(x, grid, padding_mode="zeros", align_corners=False)
 
 
-def _posterize(x: Tensor, bits: Tensor) -> Tensor:
+def _posterize(x: Tensor, numbers: Tensor) -> Tensor:
     """Return the images with 2^bits levels, of [0, 1) as torchvision counts them for floats."""
-    levels = torch.exp2(bits).view(-1, 1, 1, 1)
+    levels = torch.exp2(numbers[:, 6]).view(-1, 1, 1, 1)
     return (x * levels).floor_().clamp_(min=0).minimum(levels - 1).div_(levels)
 
 
-def _solarize(x: Tensor, thresholds: Tensor) -> Tensor:
+def _solarize(x: Tensor, numbers: Tensor) -> Tensor:
     """Return the images with everything from the threshold on inverted."""
-    return torch.where(x >= thresholds.view(-1, 1, 1, 1), 1 - x, x)
+    return torch.where(x >= numbers[:, 6].view(-1, 1, 1, 1), 1 - x, x)
 
 
 def _autocontrast(x: Tensor, _: Tensor) -> Tensor:
@@ -220,6 +222,7 @@ def _equalize(x: Tensor, _: Tensor) -> Tensor:
     return flat
 
 
+# Each takes the images and (N, 7): the map, if the operation is geometric, and the magnitude.
 RUN: dict[int, Callable[[Tensor, Tensor], Any]] = {
     ROTATE: _warp,
     POSTERIZE: _posterize,

@@ -26,7 +26,7 @@ from vicinal.data.download import Download
 from vicinal.data.entries import Arrays, BuiltIn, DatasetEntry, Request, Tree
 from vicinal.data.idx import FASHION_FOLDERS, MNIST_FOLDERS, find_idx, load_idx
 from vicinal.data.layouts import Annotations, Layout
-from vicinal.data.rotated import RotatedOptions, load_rotated
+from vicinal.data.rotated import SIDE, RotatedOptions, load_rotated
 from vicinal.data.splits import Lists, SplitRule
 from vicinal.errors import DataError
 from vicinal.registry import Registry
@@ -364,7 +364,7 @@ def _rotated(
         domains=ROTATIONS,
         default_targets=("0", "90"),
         channels=1,
-        size=options.size,
+        size=SIDE,
         licence=licence,
         home=home,
         source=Arrays(

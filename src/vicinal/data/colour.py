@@ -6,9 +6,6 @@ constants are torchvision's, so that the same parameters give the same pixels.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
-from itertools import permutations
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +21,7 @@ SMALLEST_SPREAD = 1e-12
 
 
 def jitter_(x: Tensor, order: Tensor, factors: Tensor, gray: Tensor) -> Tensor:
-    """Return the float images (N, C, H, W), changed in place where no faster way exists.
+    """Return the float images (N, C, H, W), changed in place.
 
     order (N, 4) lists the operations as they are applied, factors (N, 4) their factors by operation, gray
     (N,) the samples that lose their colour in the end. All three live on the CPU: what happens to which
@@ -38,10 +35,7 @@ def jitter_(x: Tensor, order: Tensor, factors: Tensor, gray: Tensor) -> Tensor:
         raise DataError(
             f"colour jitter needs 1 or 3 channels, got {x.shape[1]}: switch it off for such images"
         )
-    kernels = fused_kernels() if x.device.type == "cuda" and x.shape[1] == 3 else None
-    if kernels is None:
-        return jitter_by_group_(x, groups, table)
-    return _jitter_fused(x, kernels, order, factors, gray)
+    return jitter_by_group_(x, groups, table)
 
 
 Groups = list[tuple[int, list[int]]]
@@ -145,77 +139,3 @@ OPERATIONS: tuple[Callable[[Tensor, Tensor], None], ...] = (
     turn_hue_,
     drop_colour_,
 )
-
-# On CUDA a whole chain is one pass over memory instead of some twenty: torch's jiterator compiles it on first
-# use, without a compiler on the machine. It takes at most eight inputs, so the order of the operations and
-# the grayscale flag travel with the turn: plan = turn + 2 (rank of the order + 24 gray).
-RANKS = {order: rank for rank, order in enumerate(permutations(range(4)))}
-_ORDER_BITS = ", ".join(str(sum(op << (2 * step) for step, op in enumerate(order))) for order in RANKS)
-_CHAIN = f"""
-    const unsigned char orders[24] = {{{_ORDER_BITS}}};
-    const int code = static_cast<int>(rint(plan / 2));
-    const T turn = plan - 2 * code;
-    const int bits = orders[code % 24];
-    for (int step = 0; step < 4; ++step) {{
-        const int operation = (bits >> (2 * step)) & 3;
-        T keep = brightness, other = 0;
-        if (operation == {CONTRAST}) {{ @CONTRAST@ }}
-        if (operation == {SATURATION}) {{
-            keep = saturation;
-            other = T({RED}) * r + T({GREEN}) * g + T({BLUE}) * b;
-        }}
-        if (operation != {HUE}) {{
-            r = fmin(fmax(keep * r + (1 - keep) * other, T(0)), T(1));
-            g = fmin(fmax(keep * g + (1 - keep) * other, T(0)), T(1));
-            b = fmin(fmax(keep * b + (1 - keep) * other, T(0)), T(1));
-        }} else if (turn != 0) {{
-            const T top = fmax(fmax(r, g), b), low = fmin(fmin(r, g), b), spread = top - low;
-            const T from_red = 1 + (g + b - r - low) / fmax(spread, T({SMALLEST_SPREAD}));
-            T hue = (g < b ? -from_red : from_red) / 6 + turn;
-            hue = 6 * (hue - floor(hue));
-            r = top - spread * fmin(fmax(2 - fabs(hue - 3), T(0)), T(1));
-            g = low + spread * fmin(fmax(2 - fabs(hue - 2), T(0)), T(1));
-            b = low + spread * fmin(fmax(2 - fabs(hue - 4), T(0)), T(1));
-        }}
-    }}
-"""
-_BEFORE_CONTRAST = (
-    "template <typename T> T light_before_contrast(T r, T g, T b, T brightness, T saturation, T plan) {"
-    + _CHAIN.replace("@CONTRAST@", "break;")
-    + f"return T({RED}) * r + T({GREEN}) * g + T({BLUE}) * b; }}"
-)
-_WHOLE = (
-    "template <typename T> void jitter_chain(T r, T g, T b, T brightness, T saturation, T plan, T contrast,"
-    " T light, T& red, T& green, T& blue) {"
-    + _CHAIN.replace("@CONTRAST@", "keep = contrast; other = light;")
-    + f"if (code >= 24) r = g = b = T({RED}) * r + T({GREEN}) * g + T({BLUE}) * b;"
-    + "red = r; green = g; blue = b; }"
-)
-Kernels = tuple[Callable[..., Any], Callable[..., Any]]
-
-
-@cache
-def fused_kernels() -> Kernels | None:
-    """Return (luminance just before the contrast, the whole chain) as CUDA kernels; None where they fail."""
-    probe = [torch.ones(1, device="cuda")] * 8
-    try:
-        before = torch.cuda.jiterator._create_jit_fn(_BEFORE_CONTRAST)
-        whole = torch.cuda.jiterator._create_multi_output_jit_fn(_WHOLE, num_outputs=3)
-        before(*probe[:6]), whole(*probe)
-    # The jiterator is a beta of torch: whatever keeps it from working, the same images come group by group.
-    except (AttributeError, AssertionError, RuntimeError, TypeError):
-        return None
-    return before, whole
-
-
-def _jitter_fused(x: Tensor, kernels: Kernels, order: Tensor, factors: Tensor, gray: Tensor) -> Tensor:
-    """Return new images; the contrast needs a mean over the image, so its luminance is computed first."""
-    rank = torch.tensor([RANKS[tuple(row)] for row in order.tolist()])
-    plan = factors[:, HUE] + 2 * (rank + len(RANKS) * gray)
-    columns = torch.stack([factors[:, BRIGHTNESS], factors[:, SATURATION], plan, factors[:, CONTRAST]])
-    brightness, saturation, plan, contrast = upload(columns.float(), x.device).view(4, len(x), 1, 1)
-    inputs = (*x.unbind(dim=1), brightness, saturation, plan)
-    light = contrast
-    if bool((factors[:, CONTRAST] != NEUTRAL[CONTRAST]).any()):
-        light = kernels[0](*inputs).mean(dim=(1, 2), keepdim=True)
-    return torch.stack(kernels[1](*inputs, contrast, light), dim=1)

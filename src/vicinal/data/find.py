@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from vicinal.data.entries import Arrays, BuiltIn, DatasetEntry, Tree
 from vicinal.data.files import ImageFile, list_archive, list_tree, printable, visible
@@ -136,7 +136,9 @@ def _with_parts(entry: DatasetEntry, tree: Tree, root: Path, matched: Matched, d
     lists, share = tree.split.lists, f"seeded, {tree.split.val_fraction:g} of every class for validation"
     if lists is None:
         return FoundTree(root, matched.layout, matched.items, share, tuple(notes))
-    folder = find_lists(lists, [root / matched.prefix, root, directory], entry.names)
+    prefix = PurePosixPath(matched.prefix)  # pacs/images of Dassl's archive: the lists are in pacs/splits
+    above = [root / step for step in (prefix, *prefix.parents)]
+    folder = find_lists(lists, [*above, directory], entry.names)
     if folder is None:
         wanted = lists.file.format(domain=entry.domains[0], part=next(iter(lists.parts)))
         notes.append(

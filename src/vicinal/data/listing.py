@@ -1,6 +1,6 @@
 """Labelled image files, divided, as a set of decoded domains: where folders, tables and benchmarks meet."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -31,8 +31,16 @@ class Listing:
 
     def of(self, domain: str) -> list[Item]:
         """Return a domain's items, by class and then by name: one order, however they lie on disk."""
-        mine = [item for item in self.items if item.domain == domain]
-        return sorted(mine, key=lambda item: (item.label, natural_key(item.file.name.rsplit("/", 1)[-1])))
+        return in_order(item for item in self.items if item.domain == domain)
+
+
+def in_order(items: Iterable[Item]) -> list[Item]:
+    """Return items by class, then by file name, then by the folders above it."""
+
+    def key(item: Item) -> tuple[int, Any, str]:
+        return item.label, natural_key(item.file.name.rsplit("/", 1)[-1]), item.file.name
+
+    return sorted(items, key=key)
 
 
 def decode_listing(

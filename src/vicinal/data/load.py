@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from vicinal.data.cache import default_cache
 from vicinal.data.catalog import DATASETS
@@ -14,7 +14,7 @@ from vicinal.data.find import data_dirs, find_tree, how_to_get, places
 from vicinal.data.folder import list_folder
 from vicinal.data.images import Decoding, Fit, Progress
 from vicinal.data.layouts import Item
-from vicinal.data.listing import Listing, decode_listing
+from vicinal.data.listing import Listing, decode_listing, in_order
 from vicinal.data.splits import seeded
 from vicinal.data.table import list_table
 from vicinal.errors import ConfigError, DataError
@@ -46,7 +46,8 @@ def load_dataset(
     if name_or_path in DATASETS:
         entry = DATASETS[name_or_path]
         chosen = with_options(entry, options or {})
-        how = Decoding(_given(size, entry.size), _given(channels, entry.channels), fit or entry.fit)
+        side = _given(size, getattr(chosen, "size", entry.size))
+        how = Decoding(side, _given(channels, entry.channels), fit or entry.fit)
         if not isinstance(entry.source, Tree):
             return _load_arrays(entry, how, seed, chosen, data_dirs(data_dir), cache, progress)
         listing = list_entry(entry, data_dirs(data_dir), seed)
@@ -89,7 +90,10 @@ def list_entry(entry: DatasetEntry, dirs: Sequence[Path], seed: int = 0) -> List
         raise DataError(
             f"'{printable(found.root)}' has no images of {', '.join(missing)}: {how_to_get(entry, dirs[0])}"
         )
-    divided = tuple(item for items in by_domain.values() for item in seeded(items, rule.val_fraction, seed))
+    # In order, because an archive may hold the same images in any: the split must not depend on it.
+    divided = tuple(
+        item for items in by_domain.values() for item in seeded(in_order(items), rule.val_fraction, seed)
+    )
     target = rule.target if found.split == "official lists" else "all"
     facts = {"layout": found.layout, "split": found.split}
     return Listing(entry.name, entry.classes, entry.domains, divided, target, facts)
@@ -124,10 +128,14 @@ def with_options(entry: DatasetEntry, given: Mapping[str, Any]) -> Any:
     if unknown:
         valid = ", ".join(known) or "none"
         raise ConfigError(f"unknown option {', '.join(unknown)} of {entry.name}: it has {valid}")
-    return dataclasses.replace(entry.options, **{n: _parsed(n, v, known[n]) for n, v in given.items()})
+    may_be_none = {
+        n for n, hint in get_type_hints(type(entry.options)).items() if type(None) in get_args(hint)
+    }
+    parsed = {n: _parsed(n, v, known[n], n in may_be_none) for n, v in given.items()}
+    return dataclasses.replace(entry.options, **parsed)
 
 
-def _parsed(name: str, value: Any, default: Any) -> Any:
+def _parsed(name: str, value: Any, default: Any, may_be_none: bool) -> Any:
     """Return a value given as text in the type of the default: numbers, yes or no, comma-separated lists."""
     if not isinstance(value, str):
         return tuple(value) if isinstance(value, list) else value
@@ -138,7 +146,7 @@ def _parsed(name: str, value: Any, default: Any) -> Any:
         if isinstance(default, bool):
             return {"yes": True, "true": True, "no": False, "false": False}[value.lower()]
         if default is None or isinstance(default, int):
-            return None if value.lower() in ("all", "none") else int(value)
+            return None if may_be_none and value.lower() in ("all", "none") else int(value)
         return type(default)(value)
     except (ValueError, KeyError) as error:
         raise ConfigError(f"'{value}' cannot be read as {name}, which is like {default}") from error

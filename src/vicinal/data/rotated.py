@@ -10,10 +10,10 @@ from torchvision.transforms.v2.functional import rotate
 from vicinal.data.arrays import chunk_length, fitted, to_bytes
 from vicinal.data.domains import Domain, DomainSet
 from vicinal.data.idx import LabelledArrays
-from vicinal.data.images import require_shape
 from vicinal.errors import ConfigError, DataError
 
 FULL_TURN = 360
+SIDE = 28  # of the base images of MNIST and its kin
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class RotatedOptions:
     train: int | None = 4000
     val: int | None = 1000
     test: int | None = None
-    size: int = 28
     base_seed: int = 0
 
     def __post_init__(self) -> None:
@@ -42,7 +41,6 @@ class RotatedOptions:
         for name, count, least in (("train", self.train, 1), ("val", self.val, 0), ("test", self.test, 1)):
             if count is not None and count < least:
                 raise ConfigError(f"{name} must be at least {least} images a domain, or None, not {count}")
-        require_shape(self.size, channels=1)
 
 
 def load_rotated(
@@ -50,7 +48,7 @@ def load_rotated(
     base: LabelledArrays,
     classes: tuple[str, ...],
     options: RotatedOptions,
-    size: int | None = None,
+    size: int = SIDE,
     channels: int = 1,
     seed: int = 0,
 ) -> DomainSet:
@@ -58,13 +56,13 @@ def load_rotated(
 
     The base images are chosen by `options.base_seed`, those of the training part divided into train and val
     by `seed`: an image that is trained on at one angle is never validated or tested on at another. They are
-    brought to `size` (by default `options.size`) before they are turned.
+    brought to `size` before they are turned.
     """
     train, val, test = choose_base(len(base.train_labels), len(base.test_labels), options, seed)
     pool = torch.cat([train, val]).sort().values
     upright = fitted(
         torch.cat([base.train_images[pool], base.test_images[test]]),
-        options.size if size is None else size,
+        size,
         base.train_images.shape[1],
     )
     labels = torch.cat([base.train_labels[pool], base.test_labels[test]])

@@ -94,7 +94,9 @@ def _read_list(path: Path, lists: Lists, names: Names) -> list[tuple[str, int, s
     """Return the images a list names, each checked against its label."""
     domain_of, label_of = names.domain_of(), names.label_of()
     keys = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    # As file systems give names: a list in another encoding still names its files.
+    text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
+    for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         try:
@@ -105,7 +107,8 @@ def _read_list(path: Path, lists: Lists, names: Names) -> list[tuple[str, int, s
                 raise ValueError(f"label {label} for class {folder}")
         except (ValueError, KeyError) as error:
             raise DataError(
-                f"'{printable(path)}', line {number}: '{line.strip()}' is not understood ({error})"
+                f"'{printable(path)}', line {number}: '{printable(line.strip())}' is not understood "
+                f"({printable(str(error))})"
             ) from error
         keys.append(key)
     return keys
@@ -144,8 +147,11 @@ def stored(root: Path, items: Sequence[Item], val_fraction: float, seed: int) ->
 def _read_stored(path: Path) -> dict[str, str]:
     if not path.exists():
         return {}
-    with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-        rows = list(csv.reader(file))
+    try:
+        with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+            rows = list(csv.reader(file))
+    except csv.Error:
+        rows = []
     if (
         not rows
         or rows[0] != ["path", "part"]

@@ -1,8 +1,9 @@
 """A CSV of own images (path, label, domain) as a listing."""
 
 import csv
+import unicodedata
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from vicinal.data.files import ImageFile, natural_key, printable
@@ -77,6 +78,9 @@ def _checked(row: dict[str, Any], path: Path, line: int, seen: dict[str, int]) -
         raise DataError(f"{where}: no {', '.join(empty)}")
     if found["split"] not in ("", *PARTS):
         raise DataError(f"{where}: split '{found['split']}' is none of {', '.join(PARTS)}")
+    # Composed, because different systems spell one accented name with different bytes.
+    found |= {name: unicodedata.normalize("NFC", found[name]) for name in ("label", "domain")}
+    found["path"] = PurePosixPath(found["path"]).as_posix()  # "./a.png" is "a.png"
     if found["path"] in seen:
         raise DataError(f"{where}: '{found['path']}' was already named in line {seen[found['path']]}")
     seen[found["path"]] = line

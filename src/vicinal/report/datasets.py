@@ -6,7 +6,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vicinal.data.check import Check
-from vicinal.data.entries import DatasetEntry
+from vicinal.data.entries import DatasetEntry, Tree
 from vicinal.data.find import Status
 
 COLOURS = {"found": "green", "built in": "green", "incomplete": "yellow", "missing": "red"}
@@ -59,7 +59,7 @@ def _counts(status: Status) -> str:
 
 def check_table(check: Check) -> Table:
     """Return the counts of each domain: its parts, and its classes where they are few or differ."""
-    table = Table(title=f"{check.name}: {sum(sum(d.found) for d in check.domains):,} images decoded")
+    table = Table(title=f"{escape(check.name)}: {sum(sum(d.found) for d in check.domains):,} images decoded")
     table.add_column("domain", no_wrap=True)
     for name in ("images", "catalog", "train", "val", "test"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -68,11 +68,11 @@ def check_table(check: Check) -> Table:
         expected = "" if domain.expected is None else f"{sum(domain.expected):,}"
         mark = "" if domain.complete else "[red]differs: [/]"
         table.add_row(
-            domain.name,
+            escape(domain.name),
             f"{sum(domain.found):,}",
             expected,
             *(f"{count:,}" for count in domain.parts),
-            mark + _class_counts(check.classes, domain.found, domain.expected),
+            mark + escape(_class_counts(check.classes, domain.found, domain.expected)),
         )
     return table
 
@@ -88,3 +88,36 @@ def _class_counts(classes: Sequence[str], found: Sequence[int], expected: Sequen
 def _few(names: Sequence[str], most: int = 7) -> str:
     rest = f", and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
+
+
+def catalog_markdown(entries: Iterable[DatasetEntry]) -> str:
+    """Return the catalog as a Markdown table, as docs/data.md has it."""
+    lines = [
+        "| name | images | classes | px | domains | split | licence as stated |",
+        "|---|---:|---:|---:|---|---|---|",
+    ]
+    for entry in entries:
+        cells = (
+            f"`{entry.name}`",
+            f"{entry.images:,}",
+            str(len(entry.classes)),
+            str(entry.size),
+            _few(entry.domains),
+            _split_rule(entry),
+            entry.licence,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _split_rule(entry: DatasetEntry) -> str:
+    """Return in a few words how a data set is divided."""
+    if not isinstance(entry.source, Tree):
+        return "by base image, seeded"
+    rule = entry.source.split
+    share = f"seeded, {rule.val_fraction:.0%} of every class for validation"
+    if rule.lists is None:
+        return share
+    if not rule.lists.needed:
+        return f"official lists say what belongs to it; {share}"
+    return "official lists"
