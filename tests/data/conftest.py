@@ -15,9 +15,10 @@ import pytest
 import torch
 from PIL import Image
 
+from vicinal.data.catalog import DATASETS
 from vicinal.data.domains import DomainSet
 from vicinal.data.entries import DatasetEntry
-from vicinal.data.load import load_dataset
+from vicinal.data.load import list_entry, load_dataset
 
 MakeTree = Callable[..., Path]
 # In this order on disk; natural order is 2, 10, 11.
@@ -139,6 +140,15 @@ class Trees:
         return load_dataset(name, 1, 3, data_dir=data, cache=data.parent / "cache", **options)  # type: ignore[arg-type]
 
     @staticmethod
+    def listed(name: str, data: Path) -> dict[str, list[tuple[int, str, str, bytes]]]:
+        """Return label, path, part and bytes of every image of every domain, in order."""
+        listing = list_entry(DATASETS[name], [data])
+        return {
+            domain: [(item.label, item.file.name, item.part, item.file.read()) for item in listing.of(domain)]
+            for domain in listing.domains
+        }
+
+    @staticmethod
     def check(data: DomainSet, entry: DatasetEntry, count: int = 2) -> None:
         """Raise unless every image is where its colour says, in order, one of each class to validate on."""
         assert (data.name, data.classes, tuple(data.domains)) == (entry.name, entry.classes, entry.domains)
@@ -150,7 +160,9 @@ class Trees:
             assert domain.labels.tolist() == classes.repeat_interleave(count).tolist()
             assert set((green // 16).tolist()) == {position}
             assert blue.tolist() == sorted(NUMBERS[:count]) * len(classes)
-            assert [path.rsplit("/", 1)[-1] for path in domain.paths] == [f"img{n}.png" for n in blue.tolist()]
+            assert [path.rsplit("/", 1)[-1] for path in domain.paths] == [
+                f"img{n}.png" for n in blue.tolist()
+            ]
             assert sorted([*domain.train.tolist(), *domain.val.tolist()]) == list(range(len(domain.labels)))
             assert domain.labels[domain.val].tolist() == classes.tolist()
             assert domain.test.tolist() == list(range(len(domain.labels)))

@@ -188,7 +188,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Moves:
     real = Tensor.to
 
     def to(self: Tensor, *args: Any, **options: Any) -> Tensor:
-        if args and torch.device(args[0]).type == "cuda":
+        if args and isinstance(args[0], torch.device) and args[0].type == "cuda":
             moves.append(self.nbytes)
             return self.clone()
         return real(self, *args, **options)
