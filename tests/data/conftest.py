@@ -7,7 +7,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +48,7 @@ def make_tree(tmp_path: Path) -> MakeTree:
     return make
 
 
-@lru_cache(maxsize=None)
+@cache
 def pixel(domain: int, label: int, number: int) -> bytes:
     """Return a PNG of one pixel whose colour is domain, label and number."""
 
@@ -80,7 +80,7 @@ class Trees:
         prefix: str = "",
         count: int = 2,
     ) -> dict[str, bytes]:
-        """Return the images of every class by path; those of "train|test" are dealt to its folders in turn."""
+        """Return the images of every class by path; those of "train|test" are dealt out in turn."""
         files = {}
         for d, domain in enumerate(entry.domains):
             for label, name in enumerate(entry.classes):

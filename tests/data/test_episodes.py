@@ -21,7 +21,6 @@ from vicinal.data.episodes import (
     from_all,
     from_one,
     split_meta,
-    take,
 )
 from vicinal.data.pixels import Pixels
 
@@ -232,12 +231,3 @@ def test_the_batches_of_a_meta_episode_share_no_domain() -> None:
         assert len(target) == 1
         assert len(source) == 2
         assert not source & target
-
-
-def test_parts_are_taken_one_after_another() -> None:
-    parts = [source.train for source in sources(2)]
-    images, labels = take(parts, [torch.tensor([3, 3]), torch.tensor([0])])
-    assert labels.tolist() == [3, 3, 10]
-    assert images[:, 0, 0, 0].tolist() == [3, 3, 10]
-    with pytest.raises(ValueError, match="zip"):
-        take(parts, [torch.tensor([3])])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vicinal.data import feeding
-from vicinal.data.feeding import AHEAD, WORKERS, made_ahead, staged, workers_for
+from vicinal.data.feeding import AHEAD, WORKERS, fetched_by, made_ahead, workers_for
 from vicinal.data.pixels import Chain, Pixels, joined
 
 COUNTS = [0, 1, 3]
@@ -154,10 +154,7 @@ def test_images_past_the_page_cache_need_workers_even_on_the_cpu(monkeypatch: py
         assert workers_for([view], "cpu") == workers_for([chain], "cpu") == workers
 
 
-def test_only_what_a_gpu_is_to_fetch_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned = images(1)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned)
-    here, there = images(2), images(2, "meta")
-    assert staged(here, "cpu") is here
-    assert staged(there, "cuda") is there
-    assert staged(here, "cuda") is pinned
+def test_only_a_gpu_fetches_by_itself() -> None:
+    assert fetched_by("cuda:1")
+    assert not fetched_by("cpu")
+    assert not fetched_by(torch.device("meta"))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vicinal.data import pixels as module
 from vicinal.data.domains import Domain
-from vicinal.data.pixels import Chain, Images, Pixels, joined, pixels, require_pixels, resident
+from vicinal.data.pixels import Chain, Images, Pixels, gather, joined, pixels, require_pixels, resident
 from vicinal.errors import DataError
 
 SHAPE = (3, 2, 2)
@@ -148,6 +148,43 @@ def test_joining_is_concatenation(parts: list[tuple[int, list[int]]], data: st.D
         picked = data.draw(st.lists(st.integers(-len(expected), len(expected) - 1), max_size=6))
         taken = whole[torch.tensor(picked, dtype=torch.int64)]
         assert numbers(taken) == [expected[position] for position in picked]
+
+
+def strided(images: Tensor) -> Tensor:
+    """Return the images in the order of dimensions that published arrays have."""
+    return images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
+def test_a_view_of_published_arrays_is_indexed_as_its_tensor_is() -> None:
+    images = strided(torch.randint(256, (10, 3, 5, 4), dtype=torch.uint8))
+    assert not images.is_contiguous()
+    for index in INDICES:
+        assert torch.equal(Pixels(images, POSITIONS)[index], images[POSITIONS][index])
+
+
+def test_gathering_is_taking_from_each_part_and_joining() -> None:
+    chain, plain = three_stores()
+    empty = torch.tensor([], dtype=torch.int64)
+    parts: list[tuple[Images, Tensor]] = [
+        (store(10), torch.tensor([3, 3, 0])),
+        (Pixels(store(10), POSITIONS), torch.tensor([5, 0, -1])),
+        (chain, torch.tensor([11, 0, 7])),
+        (store(4), empty),
+        (strided(store(6, 50)), torch.tensor([2])),
+        (Pixels(strided(store(6, 60)), torch.tensor([4, 5])), torch.tensor([1, 0])),
+    ]
+    expected = [3, 3, 0, 9, 4, 9, *plain[[11, 0, 7], 0, 0, 0].tolist(), 52, 65, 64]
+    found = gather(parts)
+    assert numbers(found) == expected
+    assert found.is_contiguous()
+    assert numbers(gather(parts[::-1])[:3]) == [65, 64, 52]
+    assert gather([(store(4), empty)]).shape == (0, *SHAPE)
+
+
+def test_what_is_gathered_is_a_copy() -> None:
+    images = store(10)
+    gather([(images, torch.arange(10))]).fill_(255)
+    assert numbers(images) == list(range(10))
 
 
 def test_on_the_cpu_nothing_moves() -> None:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from vicinal.data.augment import Augment, Draws
-from vicinal.data.domains import LabelledImages, SourceDomain
-from vicinal.data.feeding import made_ahead, staged, workers_for
+from vicinal.data.domains import SourceDomain
+from vicinal.data.feeding import fetched_by, made_ahead, workers_for
+from vicinal.data.pixels import gather
 from vicinal.data.transforms import to_float
 
 
@@ -99,8 +100,10 @@ class Episodes:
 
     def _take(self, chosen: _Chosen) -> _Gathered:
         parts = [self.sources[domain].train for domain in chosen.domains]
-        images, labels = take(parts, chosen.positions)
-        return _Gathered(staged(images, self.device), staged(labels, self.device), chosen.draws)
+        pinned = fetched_by(self.device)
+        images = gather([(p.images, at) for p, at in zip(parts, chosen.positions, strict=True)], pinned)
+        labels = torch.cat([p.labels.cpu()[at] for p, at in zip(parts, chosen.positions, strict=True)])
+        return _Gathered(images, labels.pin_memory() if pinned else labels, chosen.draws)
 
     def _finished(self, batch: _Gathered) -> Batch:
         """Return a batch on the device, augmented there."""
@@ -109,14 +112,6 @@ class Episodes:
             return Batch(to_float(batch.images, self.device), labels)
         images = batch.images.to(self.device, non_blocking=True)
         return Batch(self.augment.apply(images, batch.draws), labels)
-
-
-def take(parts: Sequence[LabelledImages], positions: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return images and labels at positions of each part, one part after another."""
-    pairs = list(zip(parts, positions, strict=True))
-    images = torch.cat([part.images[chosen] for part, chosen in pairs])
-    labels = torch.cat([part.labels[chosen.to(part.labels.device)] for part, chosen in pairs])
-    return images, labels
 
 
 def from_all(count: int, batch_size: int, generator: torch.Generator) -> tuple[Draw, ...]:

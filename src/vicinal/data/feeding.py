@@ -6,7 +6,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from vicinal.data.pixels import Images
 
@@ -48,7 +47,6 @@ def workers_for(images: Iterable[Images], device: torch.device | str) -> int:
     return 0 if all(stay) else WORKERS
 
 
-def staged(images: Tensor, device: torch.device | str) -> Tensor:
-    """Return images in memory that a GPU can fetch by itself, if a GPU is to have them."""
-    away = torch.device(device).type == "cuda" and images.device.type == "cpu"
-    return images.pin_memory() if away else images
+def fetched_by(device: torch.device | str) -> bool:
+    """Return whether a device takes data out of the CPU's memory by itself, if they are pinned there."""
+    return torch.device(device).type == "cuda"

@@ -46,8 +46,7 @@ def load_dataset(
     if name_or_path in DATASETS:
         entry = DATASETS[name_or_path]
         chosen = with_options(entry, options or {})
-        side = _given(size, getattr(chosen, "size", entry.size))
-        how = Decoding(side, _given(channels, entry.channels), fit or entry.fit)
+        how = Decoding(_given(size, entry.size), _given(channels, entry.channels), fit or entry.fit)
         if not isinstance(entry.source, Tree):
             return _load_arrays(entry, how, seed, chosen, data_dirs(data_dir), cache, progress)
         listing = list_entry(entry, data_dirs(data_dir), seed)

@@ -28,10 +28,7 @@ class Pixels:
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
         chosen = self.positions[index.cpu() if isinstance(index, Tensor) else index]
-        if self.store.device.type == "cuda":
-            # Pinned and asynchronous, or every draw would wait for the device to finish what it is at.
-            chosen = chosen.pin_memory().to(self.store.device, non_blocking=True)
-        return self.store[chosen]
+        return _rows(self.store, chosen)
 
     @property
     def shape(self) -> torch.Size:
@@ -80,6 +77,39 @@ class Chain:
 
 
 Images = Tensor | Pixels | Chain
+
+
+def _rows(store: Tensor, chosen: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return the images at some positions of a store, written to `out` where that is given."""
+    if store.device.type == "cuda":
+        # Pinned and asynchronous, or every draw would wait for the device to finish what it is at.
+        chosen = chosen.pin_memory().to(store.device, non_blocking=True)
+    # Whole images are copied, ten times as fast as by indexing; a store in another order of dimensions, as
+    # published arrays are, has no whole images.
+    if store.is_contiguous():
+        return torch.index_select(store, 0, chosen, out=out)
+    return store[chosen] if out is None else out.copy_(store[chosen])
+
+
+def gather(parts: Sequence[tuple[Images, Tensor]], pinned: bool = False) -> Tensor:
+    """Return the images at positions of each part, one part after another, in memory of their own.
+
+    `pinned` memory of the CPU is what a GPU can fetch by itself while something else goes on.
+    """
+    first, total = parts[0][0], sum(len(positions) for _, positions in parts)
+    out = torch.empty(
+        (total, *first.shape[1:]),
+        dtype=torch.uint8,
+        device=first.device,
+        pin_memory=pinned and first.device.type == "cpu",
+    )
+    for (images, positions), rows in zip(parts, torch.split(out, [len(p) for _, p in parts]), strict=True):
+        if isinstance(images, Chain):
+            rows.copy_(images[positions])
+        else:
+            link = pixels(images)
+            _rows(link.store, link.positions[positions], rows)
+    return out
 
 
 def pixels(images: Tensor | Pixels) -> Pixels:

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vicinal.data.feeding import made_ahead, staged, workers_for
-from vicinal.data.pixels import Images, joined
+from vicinal.data.feeding import fetched_by, made_ahead, workers_for
+from vicinal.data.pixels import Images, gather, joined
 from vicinal.data.transforms import to_float
 from vicinal.errors import ConfigError, DataError, UnknownNameError
 
@@ -40,7 +40,8 @@ class Stream:
         """Yield float32 batches (B, C, H, W) in [0, 1] on the device."""
 
         def take(start: int) -> Tensor:
-            return staged(self.images[self.order[start : start + self.batch_size]], device)
+            chosen = self.order[start : start + self.batch_size]
+            return gather([(self.images, chosen)], pinned=fetched_by(device))
 
         starts = range(0, len(self.order), self.batch_size)
         for images in made_ahead(starts, take, workers_for([self.images], device)):
