@@ -45,6 +45,9 @@ class Trained:
     config: dict[str, Any] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)  # dataset, sources, seed, validation accuracy
     versions: dict[str, str] = field(default_factory=versions)
+    # What methods need of the source besides the model, by name: moments of features, Fisher information, the
+    # weights of an auxiliary head.
+    extras: dict[str, Tensor] = field(default_factory=dict)
 
 
 def save(path: Path, trained: Trained) -> None:
@@ -57,6 +60,7 @@ def save(path: Path, trained: Trained) -> None:
         if module is not None
         for name, value in module.state_dict().items()
     }
+    tensors |= {f"extras.{name}": value for name, value in trained.extras.items()}
     kept = ("backbone", "classes", "algorithm", "choice", "config", "provenance", "versions")
     header = {name: getattr(trained, name) for name in kept}
     header |= {"kind": "model", "preprocessing": dataclasses.asdict(trained.preprocessing)}
@@ -79,6 +83,7 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, VicinalError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{path}: its weights and its header disagree ({reason})") from None
+    trained.extras = {name: value.to(device) for name, value in trained.extras.items()}
     for module in (trained.model, trained.phi, trained.anchor_phi, trained.predict_phi):
         if module is not None:
             module.to(device).eval()
@@ -104,6 +109,9 @@ def _rebuild(header: dict[str, Any], tensors: dict[str, Tensor]) -> Trained:
         _fill(nets[part], part, tensors)
     kept = {
         name: header[name] for name in ("backbone", "algorithm", "choice", "config", "provenance", "versions")
+    }
+    kept["extras"] = {
+        name.removeprefix("extras."): value for name, value in tensors.items() if name.startswith("extras.")
     }
     return Trained(model=model, classes=classes, preprocessing=preprocessing, **nets, **kept)
 

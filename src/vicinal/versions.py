@@ -1,9 +1,12 @@
 """The versions that a result depends on."""
 
 import platform
+from contextlib import suppress
 from importlib import metadata
 
 PACKAGES = ("torch", "torchvision", "timm", "vicinal")
+# Where this one is missing, slower code does its work and rounds differently.
+OPTIONAL = ("numba",)
 
 
 def versions() -> dict[str, str]:
@@ -14,6 +17,9 @@ def versions() -> dict[str, str]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = "unknown"
+    for package in OPTIONAL:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
     return found
 
 

@@ -164,7 +164,6 @@ def test_processes_with_copies_of_the_same_images_make_one_entry(
     the_entry(cache)
 
 
-@pytest.mark.xfail(strict=True, reason="copies of the same images have locks of their own but one entry")
 def test_a_copy_that_is_loaded_meanwhile_takes_nothing_away(
     paths: list[Path], cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,5 @@
-from dataclasses import fields
+import contextlib
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -58,6 +59,13 @@ def test_unknown_target_lists_the_domains() -> None:
 def test_one_source_left_is_refused() -> None:
     with pytest.raises(DataError, match="at least two source domains"):
         assign_roles(domain_set("a", "b", "c"), ["a", "b"])
+
+
+def test_a_domain_without_training_images_is_no_source() -> None:
+    data, nothing = domain_set("a", "b", "c", "d"), torch.tensor([], dtype=torch.int64)
+    data = replace(data, domains={**data.domains, "d": replace(data.domains["d"], train=nothing)})
+    with contextlib.suppress(DataError):  # refused, or left out
+        assert [source.name for source in assign_roles(data, ["a"]).sources] == ["b", "c"]
 
 
 @pytest.mark.parametrize(

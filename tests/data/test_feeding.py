@@ -75,11 +75,10 @@ def test_an_error_comes_at_its_place_and_ends_everything(workers: int) -> None:
             raise ValueError("seven")
         return plan
 
-    results, seen = made_ahead(range(50), make, workers), []
+    results = made_ahead(range(50), make, workers)
+    assert [next(results) for _ in range(7)] == list(range(7))
     with pytest.raises(ValueError, match="seven"):
-        for made in results:
-            seen.append(made)  # noqa: PERF402
-    assert seen == list(range(7))
+        next(results)
     assert list(results) == []
 
 

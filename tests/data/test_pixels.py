@@ -260,8 +260,8 @@ def test_weights_and_activations_keep_a_share_of_the_gpu() -> None:
 def test_images_that_are_not_bytes_of_four_dimensions_are_refused(images: Any) -> None:
     with pytest.raises(DataError, match=r"here: images must be uint8 of shape \(N, C, H, W\)"):
         require_pixels(images, "here")
+    part = torch.arange(2)
     with pytest.raises(DataError, match="domain 'a'"):
-        part = torch.arange(2)
         Domain("a", images, torch.zeros(2, dtype=torch.int64), ("x", "y"), part, part, part)
 
 

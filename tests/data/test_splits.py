@@ -234,10 +234,6 @@ def test_mini_domainnet_takes_its_classes_out_of_the_full_set(trees: Trees, tmp_
         assert len(domain.test) == 252
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="status says 'found', and that the split is seeded, where loading refuses without lists",
-)
 def test_mini_domainnet_without_its_lists_is_incomplete(trees: Trees, tmp_path: Path) -> None:
     entry = DATASETS["mini_domainnet"]
     trees.write(tmp_path / "domain_net", trees.files(entry, count=1))

@@ -1,6 +1,7 @@
 import inspect
 import threading
 from dataclasses import fields
+from itertools import pairwise
 from typing import get_type_hints
 
 import numpy as np
@@ -204,8 +205,10 @@ def test_continual_is_one_domain_after_another_each_shuffled() -> None:
 
 
 def test_a_batch_of_a_continual_stream_may_span_two_domains() -> None:
-    origins = [{int(value) // 100 for value in batch[:, 0, 0, 0] * 255 + 0.5} for batch in
-               made("continual").batches("cpu")]  # fmt: skip
+    origins = [
+        {int(value) // 100 for value in batch[:, 0, 0, 0] * 255 + 0.5}
+        for batch in made("continual").batches("cpu")
+    ]
     assert origins[7] == {0, 1}
     assert len(origins) == 16
 
@@ -215,13 +218,13 @@ def test_mixed_is_one_permutation_of_all_domains() -> None:
     assert [seen.count(k) for k in range(3)] == list(SIZES)
     # Each domain has about its share of either half: an unlikely draw is far outside.
     assert all(abs(seen[:31].count(k) - 31 * SIZES[k] / 63) < 8 for k in range(3))
-    assert sum(a != b for a, b in zip(seen, seen[1:], strict=False)) > 20
+    assert sum(a != b for a, b in pairwise(seen)) > 20
 
 
 def test_class_sorted_comes_in_blocks_of_one_class() -> None:
     (_, (labels,)), stream = domains("class_sorted"), made("class_sorted")
     seen = labels[stream.order].tolist()
-    assert sum(a != b for a, b in zip(seen, seen[1:], strict=False)) == 3
+    assert sum(a != b for a, b in pairwise(seen)) == 3
     assert sorted(seen) == sorted(labels.tolist())
 
 

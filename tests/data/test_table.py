@@ -129,7 +129,6 @@ def test_a_class_whose_only_image_of_a_domain_is_missing(table: Load) -> None:
     assert "class 'dog' of domain 'b' has no readable image" in line(table, text, skip_bad=True)
 
 
-@pytest.mark.xfail(strict=True, reason="ValueError: embedded null byte, from os.stat in the cache")
 def test_a_path_with_a_null_byte_is_one_line(table: Load) -> None:
     line(table, GOOD + "\n5\0.png,dog,a")
 
@@ -182,7 +181,6 @@ def test_an_unknown_part_is_named(table: Load, part: str) -> None:
     assert line(table, text).endswith(f"line 3: split '{part}' is none of train, val, test")
 
 
-@pytest.mark.xfail(strict=True, reason="the target has no image and nothing says so")
 def test_a_target_without_test_images_is_refused(table: Load) -> None:
     text = (
         "path,label,domain,split\n0.png,cat,a,train\n1.png,cat,b,test\n2.png,cat,c,train\n3.png,cat,d,val\n"

@@ -1,6 +1,7 @@
 """A resumed run is the uninterrupted one, or is refused."""
 
 import json
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,10 @@ import torch
 from torch import Tensor
 
 from vicinal.checkpoint import Trained, load, read_tensors, save
+from vicinal.data import feeding
 from vicinal.data.augment import Augment
 from vicinal.data.domains import SourceDomain
+from vicinal.data.episodes import Episodes
 from vicinal.errors import CheckpointError, ConfigError, TrainingError, VicinalError
 from vicinal.training.config import TrainConfig
 from vicinal.training.train import ModelSpec, Run, train_model
@@ -79,6 +82,81 @@ def test_a_run_may_stop_again_and_again(
             train_model(spec, sources, config, make_run(tmp_path, resume=True, halt=("meta", halt)), {})
     resumed = train_model(spec, sources, config, make_run(tmp_path, resume=True), {})
     assert same_tensors(tensors_of(resumed), tensors_of(whole))
+
+
+@pytest.fixture
+def feed_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
+    """Return a function that has so many workers make episodes ahead, and gives the batches drawn so far."""
+
+    def feed(workers: int) -> list[int]:
+        drawn: list[int] = []
+        choose = Episodes._choose
+
+        def counted(self: Episodes, *args: Any) -> Any:
+            drawn.append(len(drawn) + 1)
+            return choose(self, *args)
+
+        monkeypatch.setattr(feeding, "LARGE_BYTES", 0 if workers else 1 << 40)
+        monkeypatch.setattr(feeding, "WORKERS", workers)
+        monkeypatch.setattr(Episodes, "_choose", counted)
+        return drawn
+
+    return feed
+
+
+def pool_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
+
+
+@pytest.mark.parametrize("algorithm", ["neighbor", "meta"])
+def test_the_number_of_workers_has_no_part_in_the_result(
+    algorithm: str,
+    spec: ModelSpec,
+    make_sources: MakeSources,
+    make_run: MakeRun,
+    tensors_of: TensorsOf,
+    same_tensors: SameTensors,
+    feed_ahead: Callable[[int], list[int]],
+) -> None:
+    sources, config = make_sources(), replace(CONFIG, algorithm=algorithm, augment=Augment(brightness=0.2))
+    results = []
+    for workers in (0, 1, 3):
+        feed_ahead(workers)
+        results.append(tensors_of(train_model(spec, sources, config, make_run(), {})))
+        assert pool_threads() == []
+    assert same_tensors(results[1], results[0])
+    assert same_tensors(results[2], results[0])
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 0), (0, 3)])
+@pytest.mark.parametrize(("algorithm", "batches"), [("erm", 1), ("meta", 2)])
+def test_a_run_stopped_while_episodes_were_drawn_ahead_is_resumed_bit_for_bit(
+    algorithm: str,
+    batches: int,
+    before: int,
+    after: int,
+    spec: ModelSpec,
+    make_sources: MakeSources,
+    make_run: MakeRun,
+    same_tensors: SameTensors,
+    feed_ahead: Callable[[int], list[int]],
+    tmp_path: Path,
+) -> None:
+    sources, config = make_sources(), replace(CONFIG, algorithm=algorithm, augment=Augment())
+    one, other = tmp_path / "whole", tmp_path / "resumed"
+    feed_ahead(0)
+    train_model(spec, sources, config, make_run(one), {})
+    drawn = feed_ahead(before)
+    with pytest.raises(TrainingError, match="stopped at iteration 10 of 25"):
+        train_model(spec, sources, config, make_run(other, halt=(algorithm, 10)), {})
+    assert (len(drawn) > 10 * batches) == (before > 0)  # more was drawn than was learned from
+    assert pool_threads() == []
+    feed_ahead(after)
+    train_model(spec, sources, config, make_run(other, resume=True), {})
+    name = f"state-{algorithm}.safetensors"
+    (tensors, header), (again, same) = read_tensors(one / name), read_tensors(other / name)
+    assert same_tensors(again, tensors)
+    assert same == header
 
 
 @pytest.fixture

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from vicinal.adapters.contract import adapt
 from vicinal.checkpoint import Trained, load
+from vicinal.data import pixels
 from vicinal.data.digits import load_digits_domains
 from vicinal.data.domains import Domain, DomainSet, Roles, SourceDomain, assign_roles
 from vicinal.errors import ConfigError, TrainingError, UnknownNameError
 from vicinal.models.backbones import preprocessing_for
 from vicinal.training.config import OutOfFoldConfig, TrainConfig
 from vicinal.training.progress import Silent
-from vicinal.training.train import ModelSpec, derived_seed, train
+from vicinal.training.train import ModelSpec, derived_seed, placed, train
 
 MakeSources = Callable[..., list[SourceDomain]]
 TensorsOf = Callable[[Trained], dict[str, Tensor]]
@@ -264,6 +265,29 @@ def test_an_impossible_choice_is_refused_before_anything_is_trained(
     with pytest.raises((ConfigError, UnknownNameError)):
         train(digits_spec, roles.sources, CONFIG, replace(CHOOSING, **change), progress=progress)
     assert progress.tasks == []
+
+
+def test_sources_go_where_the_model_is_with_their_store_once(roles: Roles) -> None:
+    stores = {id(source.train.images.store) for source in roles.sources}
+    moved = placed(roles.sources, "meta")
+    assert [source.name for source in moved] == [source.name for source in roles.sources]
+    for old, new in zip(roles.sources, moved, strict=True):
+        assert new.train.images.store is new.val.images.store
+        assert new.train.images.device.type == new.val.images.device.type == "meta"
+        assert torch.equal(new.train.images.positions, old.train.images.positions)
+        assert torch.equal(new.val.images.positions, old.val.images.positions)
+        assert new.train.labels is old.train.labels
+        assert new.val.labels is old.val.labels
+    assert len({id(source.train.images.store) for source in moved}) == len(stores)
+    for old, new in zip(roles.sources, placed(roles.sources, "cpu"), strict=True):
+        assert new.train.images.store is old.train.images.store
+
+
+def test_sources_that_do_not_fit_on_the_device_stay(roles: Roles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pixels, "free_memory", lambda device: 1000)
+    for old, new in zip(roles.sources, placed(roles.sources, "cuda"), strict=True):
+        assert new.train.images is old.train.images
+        assert new.val.images is old.val.images
 
 
 def test_two_sources_are_enough_for_the_default_algorithm(digits_spec: ModelSpec, roles: Roles) -> None:

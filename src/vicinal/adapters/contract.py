@@ -9,7 +9,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,24 @@ from torch import Tensor, nn
 from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
 from vicinal.checkpoint import Trained
 from vicinal.data.augment import Augment
+from vicinal.data.augmix import AugMix
 from vicinal.errors import AdapterError, ConfigError
+from vicinal.models.backbones import Preprocessing
+from vicinal.models.classifier import Classifier
+from vicinal.models.wrap import Wrapped
 from vicinal.registry import Registry
 from vicinal.types import Head
 
-Predict = Literal["own", "labels"]
+# "own": the model's own output from after the update ("after" means the same); "before": from before it;
+# "labels": the labels that the method infers.
+Predict = Literal["own", "before", "labels"]
+Parameters = Literal["all", "norm", "features", "head"]
 Observer = Callable[[Tensor, Tensor, Head], None]
+PREDICTS = ("own", "before", "labels")
+PARAMETERS = ("all", "norm", "features", "head")
+HALF = (torch.float16, torch.bfloat16)
+OPTIMIZERS = ("adam", "sgd")
+BARE = "somebody's own"  # the backbone of a model that was not built here
 
 
 @dataclass(frozen=True)
@@ -30,39 +42,55 @@ class Settings:
     """What every method can be told; a method with more to say adds fields."""
 
     statistics: StatisticsConfig = field(default_factory=lambda: StatisticsConfig("batch"))
-    predict: Predict = "own"  # with the updated model's own output, or with the labels
-    lr: float = 1e-4  # step size of Adam on all parameters, lambda_1 of the paper
+    predict: Predict = "own"
+    lr: float = 1e-4  # step size, lambda_1 of the paper
     steps: int = 1  # updates a batch
+    parameters: Parameters = "all"  # what is updated; "norm": scale and shift of normalization layers
+    optimizer: Literal["adam", "sgd"] = "adam"
+    momentum: float = 0.9  # of SGD
     num_samples: int = 10  # draws of w, or of one-hot labels
-    augment: Augment | None = None  # the view the update runs on; labels and predictions use the clean one
+    augment: Augment | AugMix | None = None  # the update's view; labels and predictions use the clean one
     episodic: bool = False  # back to the source before every batch
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.predict not in ("own", "labels"):
-            raise ConfigError(f"unknown predict '{self.predict}': choose from own, labels")
-        if not self.lr > 0 or self.steps < 1 or self.num_samples < 0:
+        choices = (("predict", PREDICTS), ("parameters", PARAMETERS), ("optimizer", OPTIMIZERS))
+        for name, known in choices:
+            if getattr(self, name) not in known:
+                raise ConfigError(f"unknown {name} '{getattr(self, name)}': choose from {', '.join(known)}")
+        if not self.lr > 0 or self.steps < 1 or self.num_samples < 0 or not 0 <= self.momentum < 1:
             raise ConfigError(
-                "an adapter needs lr above 0, steps of at least 1 and num_samples of at least 0"
+                "an adapter needs lr above 0, steps of at least 1, num_samples of at least 0 "
+                "and momentum of at least 0 and below 1"
             )
 
 
 class Adapter(nn.Module, ABC):
     """A model that adapts itself to what it is asked to predict.
 
-    A method fills in `adapt` and, where it has state of its own, `prepare`.
+    A method fills in `adapt` and, where it has state of its own, `prepare`. What it keeps lives in modules,
+    buffers, the optimizer, the generator or, where shapes grow with the stream, in `memory`.
     """
 
     predicts: tuple[Predict, ...] = ("own",)
+    needs_features = False  # whether features and a linear head are indispensable
+    model: Classifier | Wrapped
 
-    def __init__(self, source: Trained, settings: Settings) -> None:
+    def __init__(self, source: Trained, settings: Settings, inplace: bool = False) -> None:
         super().__init__()
         if settings.predict not in self.predicts:
             raise ConfigError(f"this method predicts by {' or '.join(self.predicts)}, not {settings.predict}")
         self.settings = settings
-        self.model = copy.deepcopy(source.model).eval().requires_grad_(True)
+        model = source.model if inplace else copy.deepcopy(source.model)
+        self.output_dtype = next(model.parameters()).dtype
+        # A step of 1e-4 is lost in the rounding of half precision: such a model adapts in full precision.
+        full = model.float() if self.output_dtype in HALF else model
+        self.model = full.eval().requires_grad_(True)
+        if self.needs_features:
+            self.model.linear  # noqa: B018  raises, saying what to pass, where there is none
         self.norm = NormStatistics(self.model, settings.statistics)
         self.optimizer: torch.optim.Optimizer | None = None
+        self.memory: dict[str, Tensor] = {}
         self.observer: Observer | None = None  # sees features, logits and head of every prediction
         self.steps_taken = 0
         device = next(self.model.parameters()).device
@@ -77,10 +105,10 @@ class Adapter(nn.Module, ABC):
 
     @abstractmethod
     def adapt(self, x: Tensor) -> Tensor:
-        """Adapt to a batch and return its logits from after the update."""
+        """Adapt to a batch and return the logits that the settings ask for."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (N, C) of images in [0, 1] after adapting to them."""
+        """Return logits (N, C) of a batch of images after adapting to them."""
         x = self._checked(x)
         if self.settings.episodic:
             self.reset()
@@ -88,17 +116,22 @@ class Adapter(nn.Module, ABC):
         with torch.enable_grad():
             logits = self.adapt(x)
         self.steps_taken += 1
-        return logits.detach()
+        return logits.detach().to(self.output_dtype)
 
     def reset(self) -> None:
         """Go back to the source model, bit for bit, and forget the stream."""
         self.load_state_dict(self._initial)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return what is not a tensor of the module tree: optimizer, random state, count of steps."""
+        """Return what is not a tensor of the module tree: optimizer, random state, memory, count of steps."""
         # Copied: an optimizer goes on writing into the tensors its state_dict hands out.
         optimizer = None if self.optimizer is None else copy.deepcopy(self.optimizer.state_dict())
-        return {"optimizer": optimizer, "generator": self.generator.get_state(), "steps": self.steps_taken}
+        return {
+            "optimizer": optimizer,
+            "generator": self.generator.get_state(),
+            "memory": {name: value.clone() for name, value in self.memory.items()},
+            "steps": self.steps_taken,
+        }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restore what `get_extra_state` returned."""
@@ -107,21 +140,24 @@ class Adapter(nn.Module, ABC):
             with torch.inference_mode(False):
                 self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.generator.set_state(state["generator"].cpu())
+        device = self.generator.device
+        self.memory = {name: value.clone().to(device) for name, value in state.get("memory", {}).items()}
         self.steps_taken = state["steps"]
 
     def _checked(self, x: Tensor) -> Tensor:
         if torch.is_inference_mode_enabled():
             raise AdapterError("adapters update by gradients: call them outside torch.inference_mode()")
-        channels = self.model.mean.shape[1]
-        if x.ndim != 4 or x.shape[1] != channels or len(x) == 0:
-            raise AdapterError(f"expected a batch of images (N >= 1, {channels}, H, W), got {tuple(x.shape)}")
+        channels = self.model.channels
+        if x.ndim != 4 or x.shape[1] != (channels or x.shape[1]) or len(x) == 0:
+            wanted = "C" if channels is None else channels
+            raise AdapterError(f"expected a batch of images (N >= 1, {wanted}, H, W), got {tuple(x.shape)}")
         if not x.is_floating_point():
             raise AdapterError(f"expected images as floats in [0, 1], got {x.dtype}: divide by 255 first")
         if not torch.isfinite(x).all():
             raise AdapterError(
                 "the batch holds pixels that are not finite: it was refused, nothing was updated"
             )
-        return (x.clone() if x.is_inference() else x).to(self.model.mean.dtype)
+        return (x.clone() if x.is_inference() else x).to(next(self.model.parameters()).dtype)
 
 
 def _cut_off(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
@@ -131,24 +167,38 @@ def _cut_off(module: nn.Module, state: dict[str, Any], prefix: str, metadata: di
 
 
 @dataclass(frozen=True)
+class Traits:
+    """What a reader wants to know of a method before choosing it; docs/methods.md shows it."""
+
+    paper: str = ""  # authors and year
+    updates: str = "all parameters"
+    source_data: str = "none"  # what of the source data it needs at test time
+    training: str = "none"  # what training has to do for it
+    batch_of_one: str = "on the average over the stream"
+    norms: str = "any"  # kinds of normalization layers it works with
+    passes: str = "2 forward, 1 backward"  # for each batch, at the defaults
+
+
+@dataclass(frozen=True)
 class Method:
     """A registered method: how to build it, what it starts from, and a line about it."""
 
     build: type[Adapter]
     defaults: Settings
     summary: str
+    traits: Traits
 
 
 METHODS: Registry[Method] = Registry("method")
 A = TypeVar("A", bound=type[Adapter])
 
 
-def register(name: str, defaults: Settings) -> Callable[[A], A]:
+def register(name: str, defaults: Settings, traits: Traits | None = None) -> Callable[[A], A]:
     """Return a decorator that files an adapter under `name`; its docstring's first line is the summary."""
 
     def file(adapter: A) -> A:
         summary = (adapter.__doc__ or "").strip().splitlines()[0]
-        METHODS.register(name)(Method(adapter, defaults, summary))
+        METHODS.register(name)(Method(adapter, defaults, summary, traits or Traits()))
         return adapter
 
     return file
@@ -162,6 +212,8 @@ def configure(defaults: Settings, options: dict[str, Any]) -> Settings:
         raise ConfigError(f"unknown option {', '.join(unknown)}: choose from {', '.join(sorted(known))}")
     if isinstance(options.get("statistics"), str):
         options = {**options, "statistics": replace(defaults.statistics, kind=options["statistics"])}
+    if options.get("predict") == "after":
+        options = {**options, "predict": "own"}
     return replace(defaults, **options)
 
 
@@ -177,14 +229,37 @@ def servable(source: Trained) -> list[str]:
     return found
 
 
-def adapt(source: Trained, method: str = "vnl", **options: Any) -> Adapter:
-    """Return a live adapter of a trained model.
+def adapt(
+    source: Trained | nn.Module,
+    method: str = "vnl",
+    *,
+    features: str | None = None,
+    head: str | None = None,
+    inplace: bool = False,
+    **options: Any,
+) -> Adapter:
+    """Return a live adapter of a trained model, or of any classifier.
 
-    Options override what was chosen on left-out source domains, which overrides the method's own defaults.
+    `features` and `head` name layers of a classifier of your own where they are not found by themselves. It
+    is fed what its owner feeds it; a model of vicinal's takes images in [0, 1]. The model itself is left as
+    it is unless `inplace`. Options override what was chosen on left-out source domains, which overrides the
+    method's own defaults.
     """
     entry = METHODS[method]
-    chosen = source.choice.get("methods", {}).get(method, {})
+    trained = source if isinstance(source, Trained) else bare(source, features, head)
+    if isinstance(source, Trained) and (features or head):
+        raise ConfigError("features and head are for models of your own: a trained one knows its layers")
+    chosen = trained.choice.get("methods", {}).get(method, {})
     kind = options.get("statistics", entry.defaults.statistics.kind)
     by_kind = chosen.get(kind.kind if isinstance(kind, StatisticsConfig) else kind, {})
     with torch.inference_mode(False):  # tensors made in that mode could never be updated
-        return entry.build(source, configure(entry.defaults, {**by_kind, **options}))
+        return entry.build(trained, configure(entry.defaults, {**by_kind, **options}), inplace)
+
+
+def bare(net: nn.Module, features: str | None = None, head: str | None = None) -> Trained:
+    """Return somebody's classifier as a trained model about which nothing else is known."""
+    if not any(True for _ in net.parameters()):
+        raise AdapterError("this model has no parameters: there is nothing to adapt")
+    model = cast(Classifier, Wrapped(net, features, head))
+    nothing = Preprocessing(size=0, channels=model.channels or 0, mean=(), std=())
+    return Trained(model, BARE, classes=(), preprocessing=nothing, algorithm="unknown")

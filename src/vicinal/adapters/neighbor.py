@@ -5,7 +5,7 @@ import copy
 from torch import Tensor
 
 from vicinal.adapters.contract import Adapter, Settings, register
-from vicinal.adapters.passes import all_parameters, as_logits, predict, train_on_labels
+from vicinal.adapters.passes import as_logits, optimizer_for, predict, train_on_labels
 from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError
 from vicinal.functional.inference import prior
@@ -46,7 +46,7 @@ class Neighbor(Adapter):
     def prepare(self, source: Trained) -> None:
         """Take phi over and set up the optimizer."""
         self.phi = copy.deepcopy(trained_phi(source, "neighbor", "neighbor"))
-        self.optimizer = all_parameters(self)
+        self.optimizer = optimizer_for(self)
 
     def adapt(self, x: Tensor) -> Tensor:
         """Update by the labels, then predict."""

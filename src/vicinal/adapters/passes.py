@@ -1,24 +1,50 @@
 """The passes most methods are made of: update by a loss, predict, or both with labels as targets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vicinal.adapters.contract import Adapter
+from vicinal.errors import AdapterError
 from vicinal.functional.losses import soft_cross_entropy
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Labels = Callable[[Tensor, Tensor], Tensor]
+NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d)
 
 
-def all_parameters(adapter: Adapter) -> torch.optim.Optimizer:
-    """Return the paper's test-time optimizer: Adam on every parameter of the model."""
-    return torch.optim.Adam(adapter.model.parameters(), lr=adapter.settings.lr)
+def optimizer_for(adapter: Adapter) -> torch.optim.Optimizer:
+    """Return the optimizer that the settings name, on the parameters they name; the others stay."""
+    settings, chosen = adapter.settings, list(chosen_parameters(adapter.model, adapter.settings.parameters))
+    if not chosen:
+        raise AdapterError(
+            f"this model has no parameters of kind '{settings.parameters}': choose others with parameters="
+        )
+    # Nothing is gained by gradients that nobody applies.
+    adapter.model.requires_grad_(False)
+    for parameter in chosen:
+        parameter.requires_grad_(True)
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(chosen, lr=settings.lr, momentum=settings.momentum)
+    return torch.optim.Adam(chosen, lr=settings.lr)
 
 
-def update(adapter: Adapter, x: Tensor, loss: Loss) -> None:
-    """Take one optimizer step of loss(z, logits) on the batch, or on its augmented view."""
+def chosen_parameters(model: nn.Module, kind: str) -> Iterator[nn.Parameter]:
+    """Yield all parameters, those of normalization layers, those of the features, or those of the head."""
+    if kind == "norm":
+        for layer in model.modules():
+            if isinstance(layer, NORM_LAYERS):
+                yield from layer.parameters(recurse=False)
+        return
+    head = {id(parameter) for parameter in model.head_parameters()}  # type: ignore[operator]
+    for parameter in model.parameters():
+        if kind == "all" or (id(parameter) in head) == (kind == "head"):
+            yield parameter
+
+
+def update(adapter: Adapter, x: Tensor, loss: Loss) -> Tensor:
+    """Take one step of loss(z, logits) on the batch, or on its augmented view; return its logits."""
     assert adapter.optimizer is not None
     augment = adapter.settings.augment
     if augment is not None and not adapter.norm.observed:
@@ -29,6 +55,29 @@ def update(adapter: Adapter, x: Tensor, loss: Loss) -> None:
     adapter.optimizer.zero_grad(set_to_none=True)
     loss(z, logits).backward()  # type: ignore[no-untyped-call]
     adapter.optimizer.step()
+    return logits.detach()
+
+
+def update_and_predict(adapter: Adapter, x: Tensor, loss: Loss) -> Tensor:
+    """Take all updates of a batch and return the logits that the settings ask for.
+
+    Before the update means: before the last one, as the methods' own code has it.
+    """
+    logits = None
+    for step in range(adapter.settings.steps):
+        last = step == adapter.settings.steps - 1
+        if last and adapter.settings.predict == "before" and not _same_pass(adapter, x):
+            logits = predict(adapter, x)[1]
+            update(adapter, x, loss)
+        else:
+            logits = update(adapter, x, loss)
+    assert logits is not None
+    return logits if adapter.settings.predict == "before" else predict(adapter, x)[1]
+
+
+def _same_pass(adapter: Adapter, x: Tensor) -> bool:
+    """Say whether the pass whose gradient is taken is also the one that would predict."""
+    return adapter.settings.augment is None and adapter.norm.one_pass(len(x))
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from vicinal.adapters.contract import Adapter, Settings, register
-from vicinal.adapters.passes import all_parameters, predict, train_on_labels
+from vicinal.adapters.passes import optimizer_for, predict, train_on_labels
 from vicinal.checkpoint import Trained
 from vicinal.functional.labels import probabilistic_labels
 
@@ -14,7 +14,7 @@ class Probabilistic(Adapter):
 
     def prepare(self, source: Trained) -> None:
         """Set up the optimizer."""
-        self.optimizer = all_parameters(self)
+        self.optimizer = optimizer_for(self)
 
     def adapt(self, x: Tensor) -> Tensor:
         """Update by the labels, then predict."""

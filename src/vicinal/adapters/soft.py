@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from vicinal.adapters.contract import Adapter, Settings, register
-from vicinal.adapters.passes import all_parameters, predict, update
+from vicinal.adapters.passes import optimizer_for, predict, update
 from vicinal.checkpoint import Trained
 from vicinal.functional.losses import prediction_entropy
 
@@ -14,7 +14,7 @@ class Soft(Adapter):
 
     def prepare(self, source: Trained) -> None:
         """Set up the optimizer."""
-        self.optimizer = all_parameters(self)
+        self.optimizer = optimizer_for(self)
 
     def adapt(self, x: Tensor) -> Tensor:
         """Lower the entropy of the predictions, then predict."""

@@ -82,6 +82,12 @@ class NormStatistics(nn.Module):
         follows = self.config.follow_updates and self.config.kind in ("stream", "blend")
         return bool(self._before) or not self._layers or not follows
 
+    def one_pass(self, images: int) -> bool:
+        """Say whether updates and predictions of such a batch run on the same statistics."""
+        return (
+            not self._layers or self.config.kind == "source" or (self.config.kind == "batch" and images > 1)
+        )
+
     @contextmanager
     def updating(self, images: int) -> Iterator[None]:
         """Set the mode of a pass whose gradient is taken; the first one of a step is observed."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vicinal.adapters.contract import Adapter, Predict, Settings, register
 from vicinal.adapters.labeler import StreamLabeler
-from vicinal.adapters.passes import all_parameters, as_logits, predict, update
+from vicinal.adapters.passes import as_logits, optimizer_for, predict, update
 from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
 from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError, ConfigError
@@ -62,7 +62,7 @@ class Vnl(Adapter):
             self.anchor_norm = NormStatistics(self.anchor, self.settings.statistics)
             self.anchor_labeler = StreamLabeler(fitted(source.anchor_phi), head)
         if self.settings.update != "none":
-            self.optimizer = all_parameters(self)
+            self.optimizer = optimizer_for(self)
 
     def adapt(self, x: Tensor) -> Tensor:
         """Update toward the anchor's labels and a lower entropy, then predict by labels."""

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from vicinal.adapters.contract import Adapter, Settings, register
 from vicinal.adapters.neighbor import adapt_by_phi, trained_phi
-from vicinal.adapters.passes import all_parameters
+from vicinal.adapters.passes import optimizer_for
 from vicinal.checkpoint import Trained
 
 
@@ -19,7 +19,7 @@ class VnlPaper(Adapter):
     def prepare(self, source: Trained) -> None:
         """Take phi over and set up the optimizer."""
         self.phi = copy.deepcopy(trained_phi(source, "meta", "vnl_paper"))
-        self.optimizer = all_parameters(self)
+        self.optimizer = optimizer_for(self)
 
     def adapt(self, x: Tensor) -> Tensor:
         """Update by the labels, then predict."""

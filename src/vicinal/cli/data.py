@@ -49,14 +49,17 @@ def status_command(
 @app.command("get")
 def get_command(name: Name, data_dir: DataDir = None) -> None:
     """Download a data set: several addresses, resumed where it stopped, checked, unpacked."""
-    entry, directory = DATASETS[name], data_dirs(data_dir)[0]
+    entry, dirs = DATASETS[name], data_dirs(data_dir)
     with Bars(out) as bars:
         folder = get_dataset(
-            entry, directory, lambda file, done, total: bars.count("get", file, done, total or 0)
+            entry,
+            dirs[0],
+            lambda file, done, total: bars.count("get", file, done, total or 0),
+            others=dirs[1:],
         )
     there = f"in {escape(str(folder))}" if folder else "already there"
     out.print(f"{name} is {there}", highlight=False)
-    out.print(status_table([status_of(entry, [directory])]))
+    out.print(status_table([status_of(entry, dirs)]))
 
 
 @app.command("check")

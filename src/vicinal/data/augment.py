@@ -11,6 +11,7 @@ from torch.nn.functional import grid_sample, interpolate
 
 from vicinal.data.colour import HUE, jitter_, upload
 from vicinal.data.fused import augment_fused
+from vicinal.data.fused_cpu import augment_fused_cpu
 from vicinal.errors import ConfigError, DataError
 
 # As in torchvision: so many boxes are tried before the central one is taken.
@@ -88,10 +89,11 @@ class Augment:
             )
         if len(draws.boxes) != len(images):
             raise DataError(f"{len(draws.boxes)} draws for {len(images)} images: draw one for each image")
-        if images.device.type == "cpu":
-            return augment_rows(images, draws)
-        fused = augment_fused(images, sample_rows(draws)) if images.device.type == "cuda" else None
-        return augment_batch(images, draws) if fused is None else fused
+        on_cpu, rows = images.device.type == "cpu", sample_rows(draws)
+        fused = augment_fused_cpu(images, rows) if on_cpu else augment_fused(images, rows)
+        if fused is not None:
+            return fused
+        return augment_rows(images, draws) if on_cpu else augment_batch(images, draws)
 
     def _changes_nothing(self) -> bool:
         colours = self.brightness or self.contrast or self.saturation or self.hue or self.gray
@@ -153,7 +155,7 @@ def augment_rows(images: Tensor, draws: Draws) -> Tensor:
 
 
 def sample_rows(draws: Draws) -> Tensor:
-    """Return the draws as one table (N, 11), a row for each sample, as the CUDA kernels read it."""
+    """Return the draws as one table (N, 11), a row for each sample, as the fused kernels read it."""
     order = (draws.order << (2 * torch.arange(4))).sum(dim=1, keepdim=True)
     flips, gray = draws.flips.unsqueeze(1), draws.gray.unsqueeze(1)
     return torch.cat([draws.boxes, flips, order, draws.factors, gray], dim=1)

@@ -14,9 +14,9 @@ import os
 import shutil
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -31,8 +31,9 @@ from vicinal.data.files import ImageFile, printable
 from vicinal.data.images import MAX_THREADS, Decoding, Progress, decode_in_order, tolerated
 from vicinal.errors import DataError
 
-VERSION = 1  # part of every key: raise it when the same bytes would decode to other pixels
+VERSION = 2  # part of every key: raise it when the same bytes would decode to other pixels
 CHUNK = 1 << 22
+UNREADABLE = b"unreadable"
 # Left free on the disk when a cache is written.
 SPARE_BYTES = 64 << 20
 
@@ -65,58 +66,66 @@ def decode_cached(
 
     Without `skip_bad` the first bad image raises, and nothing is kept.
     """
-    stamp = _stamp(files, how)
-    note = cache / "known" / f"{stamp}.json"
-    found = _open_known(note, cache)
-    if found is None:
-        _make_folder(note.parent)
-        with FileLock(cache / "known" / f"{stamp}.lock"):
-            # Another process may have made it while this one waited.
-            found = _open_known(note, cache) or _make(files, how, cache, note, skip_bad, progress)
-    if found.bad and not skip_bad:
-        tolerated(DataError(found.bad[0]), skip_bad)
-    return found
+    note = cache / "known" / f"{_stamp(files, how)}.json"
+    entry = _open_known(note, cache)
+    if entry is None:
+        key, readable = _content_key(files, how)
+        with _locked(cache, key):
+            # Another process, or one with a copy of these images, may have made it while this one waited.
+            entry = _open(cache / key) or _make(files, how, cache / key, skip_bad, progress)
+            if readable:  # a file that cannot be read now may be readable later, at the same size and time
+                _write_json(note, {"key": key})
+    bad = tuple(f"{printable(files[position].shown)}: {why}" for position, why in entry.bad)
+    if bad and not skip_bad:
+        tolerated(DataError(bad[0]), skip_bad)
+    gone = {position for position, _ in entry.bad}
+    return Decoded(entry.images, tuple(k for k in range(len(files)) if k not in gone), bad)
 
 
-def _make_folder(folder: Path) -> None:
+@dataclass(frozen=True, eq=False)
+class _Entry:
+    """What the cache has of some content: images, and why the others could not be decoded."""
+
+    images: Tensor
+    bad: tuple[tuple[int, str], ...]
+
+
+@contextmanager
+def _locked(cache: Path, key: str) -> Iterator[None]:
+    """Hold the place of an entry; a cache that cannot be written is one clear line."""
+    folder = cache / "known"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / f"{key}.lock")
+        lock.acquire()
     except OSError as error:
         raise DataError(
-            f"the cache '{printable(folder.parent)}' cannot be written ({error.strerror}): "
+            f"the cache '{printable(cache)}' cannot be written ({error.strerror or error}): "
             "set VICINAL_CACHE to a folder that can"
         ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _make(
-    files: Sequence[ImageFile],
-    how: Decoding,
-    cache: Path,
-    note: Path,
-    skip_bad: bool,
-    progress: Progress | None,
-) -> Decoded:
-    """Return the images of files never seen at these times: content that is known is not decoded again."""
-    key = _content_key(files, how)
-    folder = cache / key
-    found = _open(folder)
-    if found is None:
-        shutil.rmtree(folder, ignore_errors=True)
-        # Only the holder of the lock writes here, so what lies here already was left by a killed process.
-        part = cache / f"{note.stem}.part"
+    files: Sequence[ImageFile], how: Decoding, folder: Path, skip_bad: bool, progress: Progress | None
+) -> _Entry:
+    """Return the entry after decoding every file into a place aside and moving it to its own."""
+    shutil.rmtree(folder, ignore_errors=True)
+    # Only the holder of the lock writes here, so what lies here already was left by a killed process.
+    part = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        _write(part, files, how, skip_bad, progress)
+        part.replace(folder)
+    finally:
         shutil.rmtree(part, ignore_errors=True)
-        try:
-            _write(part, files, how, skip_bad, progress)
-            # A twin of these files elsewhere has another lock and may have been quicker.
-            with contextlib.suppress(OSError):
-                part.replace(folder)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
-        found = _open(folder)
-        if found is None:
-            raise DataError(f"the cache '{printable(folder)}' was damaged while it was written: try again")
-    _write_json(note, {"key": key})
-    return found
+    entry = _open(folder)
+    if entry is None:
+        raise DataError(f"the cache '{printable(folder)}' was damaged while it was written: try again")
+    return entry
 
 
 def _write(
@@ -125,8 +134,7 @@ def _write(
     """Decode into a folder, image after image, in memory that does not grow."""
     folder.mkdir(parents=True)
     _require_room(folder, len(files), how)
-    kept: list[int] = []
-    bad: list[str] = []
+    bad: list[tuple[int, str]] = []
     checksum = 0
     with (folder / "images.u8").open("wb") as out, closing(decode_in_order(files, how)) as results:
         for position, result in enumerate(results):
@@ -134,17 +142,16 @@ def _write(
                 row = result.numpy().tobytes()
                 checksum = zlib.crc32(row, checksum)
                 out.write(row)
-                kept.append(position)
             else:
-                bad.append(tolerated(result, skip_bad))
+                why = tolerated(result, skip_bad)
+                bad.append((position, why.removeprefix(f"{printable(files[position].shown)}: ")))
             if progress is not None:
                 progress(position + 1, len(files))
         out.flush()
         os.fsync(out.fileno())
-    gone = sorted(set(range(len(files))) - set(kept))
-    meta = {"shape": [len(kept), *how.shape], "files": len(files), "gone": gone, "bad": bad}
+    meta = {"shape": [len(files) - len(bad), *how.shape], "bad": bad, "crc32": checksum}
     written = (folder / "images.u8").stat().st_mtime_ns
-    _write_json(folder / "meta.json", {**meta, "crc32": checksum, "written": written})
+    _write_json(folder / "meta.json", {**meta, "written": written})
 
 
 def _require_room(folder: Path, count: int, how: Decoding) -> None:
@@ -156,22 +163,21 @@ def _require_room(folder: Path, count: int, how: Decoding) -> None:
         )
 
 
-def _open_known(note: Path, cache: Path) -> Decoded | None:
+def _open_known(note: Path, cache: Path) -> _Entry | None:
     """Return the images that files of this stamp were decoded to, if they are still there and sound."""
     key = _read_json(note).get("key")
     return _open(cache / key) if isinstance(key, str) and key else None
 
 
-def _open(folder: Path) -> Decoded | None:
+def _open(folder: Path) -> _Entry | None:
     """Return a decoded set, memory-mapped; None if it is missing or damaged."""
     meta, path = _read_json(folder / "meta.json"), folder / "images.u8"
     try:
-        shape, gone = tuple(meta["shape"]), set(meta["gone"])
+        shape, bad = tuple(meta["shape"]), tuple((int(k), str(why)) for k, why in meta["bad"])
         status = path.stat()
         if status.st_size != int(np.prod(shape)) or not _unchanged(path, status, meta):
             return None
-        kept = tuple(position for position in range(meta["files"]) if position not in gone)
-        return Decoded(_mapped(path, shape), kept, tuple(meta["bad"]))
+        return _Entry(_mapped(path, shape), bad)
     except (KeyError, TypeError, ValueError, OSError):
         return None
 
@@ -218,25 +224,26 @@ def _stamp(files: Sequence[ImageFile], how: Decoding) -> str:
 def _status(path: str) -> str:
     try:
         found = os.stat(path)  # noqa: PTH116
-    except OSError:
+    except (OSError, ValueError):
         return "missing"
     return f"{found.st_size} {found.st_mtime_ns}"
 
 
-def _content_key(files: Sequence[ImageFile], how: Decoding) -> str:
-    """Return a digest of the bytes of all files, in order, and of how they are decoded."""
-    digest = blake2b(_header(how), digest_size=20)
+def _content_key(files: Sequence[ImageFile], how: Decoding) -> tuple[str, bool]:
+    """Return a digest of the bytes of all files and of how they are decoded; and whether all can be read."""
+    digest, readable = blake2b(_header(how), digest_size=20), True
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as executor:
         for one in executor.map(_file_digest, files):
             digest.update(one)
-    return digest.hexdigest()
+            readable = readable and one != UNREADABLE
+    return digest.hexdigest(), readable
 
 
 def _file_digest(file: ImageFile) -> bytes:
     try:
         return blake2b(file.read(), digest_size=20).digest()
-    except (OSError, zlib.error):
-        return b"unreadable"  # what is wrong with it is said when it is decoded
+    except (OSError, ValueError, zlib.error):
+        return UNREADABLE  # what is wrong with it is said when it is decoded
 
 
 def _header(how: Decoding) -> bytes:

@@ -34,6 +34,7 @@ from vicinal.registry import Registry
 DATASETS: Registry[DatasetEntry] = Registry("dataset")
 
 PLAIN = Layout("DomainBed")
+BASE_IMAGES = (60000, 10000)  # of MNIST and its kin: training and test part
 DIGITS = tuple(str(digit) for digit in range(10))
 ROTATIONS = tuple(str(angle) for angle in ANGLES)
 FASHION_CLASSES = (
@@ -335,6 +336,17 @@ def _idx_downloads(hosts: tuple[str, ...], md5: tuple[str, str, str, str]) -> tu
     )
 
 
+def _base_lacks(places: Sequence[Path], folders: tuple[str, ...]) -> str | None:
+    folder = find_idx(places, folders)
+    base = None if folder is None else load_idx(folder)
+    if base is None or (len(base.train_labels), len(base.test_labels)) == BASE_IMAGES:
+        return None
+    return (
+        f"{len(base.train_labels):,} training and {len(base.test_labels):,} test images were found, "
+        f"{BASE_IMAGES[0]:,} and {BASE_IMAGES[1]:,} expected: get the four files anew"
+    )
+
+
 def _load_rotated_set(
     request: Request, name: str, classes: tuple[str, ...], folders: tuple[str, ...]
 ) -> DomainSet:
@@ -356,7 +368,7 @@ def _rotated(
     downloads: tuple[Download, ...],
     elsewhere: tuple[str, ...] = (),
 ) -> DatasetEntry:
-    per_domain = (options.train or 0) + (options.val or 0) + 10000
+    per_domain = (options.train or 0) + (options.val or 0) + BASE_IMAGES[1]
     return DatasetEntry(
         name=name,
         title=title,
@@ -373,6 +385,7 @@ def _rotated(
             find=partial(find_idx, names=folders),
             load=partial(_load_rotated_set, name=name, classes=classes, folders=folders),
             elsewhere=elsewhere,
+            lacks=partial(_base_lacks, folders=folders),
         ),
         counts=dict.fromkeys(ROTATIONS, per_domain),
         downloads=downloads,
@@ -479,11 +492,13 @@ def _load_cifar(request: Request) -> DomainSet:
 
 
 def _corrupted_arrays_lack(places: Sequence[Path]) -> str | None:
-    if find_cifar10c(places) is not None:
+    folder = find_cifar10c(places)
+    missing = [name for name in CORRUPTIONS if folder is None or not (folder / f"{name}.npy").is_file()]
+    if not missing:
         return None
     return (
-        "CIFAR-10 is there, the corrupted arrays are not: get CIFAR-10-C, or have them made from CIFAR-10 "
-        "with --data-option regenerate=yes"
+        f"CIFAR-10 is there, {len(missing)} of 15 corrupted arrays are not: get CIFAR-10-C, "
+        "or have them made from CIFAR-10 with --data-option regenerate=yes"
     )
 
 

@@ -101,13 +101,18 @@ def assign_roles(data: DomainSet, targets: Sequence[str], min_sources: int = MIN
         if name not in data.domains:
             raise UnknownNameError("domain", name, data.domains)
     names = tuple(dict.fromkeys(targets))
-    sources = tuple(_as_source(domain) for name, domain in data.domains.items() if name not in names)
+    # A domain without training images, as a corrupted test set is, is there to be adapted to.
+    rest = [domain for name, domain in data.domains.items() if name not in names and len(domain.train)]
+    sources = tuple(_as_source(domain) for domain in rest)
     if len(sources) < min_sources:
         raise DataError(
             f"'{data.name}' has {len(data.domains)} domains and {len(names)} of them are targets: "
             "leave at least two source domains, so that a shift can be simulated"
         )
     chosen = [data.domains[name] for name in names]
+    for domain in chosen:
+        if not len(domain.test):
+            raise DataError(f"domain '{domain.name}' of '{data.name}' has no test images to adapt to")
     answers = {domain.name: domain.labels[domain.test] for domain in chosen}
     return Roles(sources, tuple(_as_target(domain) for domain in chosen), data.classes, answers, data.bad)
 

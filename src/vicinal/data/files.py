@@ -76,7 +76,7 @@ def list_archive(archive: Path) -> list[ImageFile]:
     """Return the images in a .tar or .zip, where they can be read without unpacking it."""
     try:
         return list(_zip_members(archive) if zipfile.is_zipfile(archive) else _tar_members(archive))
-    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError, KeyError, zlib.error) as error:
         raise DataError(
             f"'{printable(archive)}' cannot be read as an archive ({error}): get it anew"
         ) from error
@@ -87,8 +87,10 @@ def _tar_members(archive: Path) -> Iterator[ImageFile]:
     with tarfile.open(archive, "r:") as tar:
         for member in tar:
             name = member.name.removeprefix("./")
-            if member.isreg() and is_image_name(name):
-                yield ImageFile(name, path, member.offset_data, member.size)
+            # A file that tar has seen before under another name is stored as a link to it.
+            data = tar.getmember(member.linkname) if member.islnk() else member
+            if data.isreg() and is_image_name(name):
+                yield ImageFile(name, path, data.offset_data, data.size)
 
 
 def _zip_members(archive: Path) -> Iterator[ImageFile]:

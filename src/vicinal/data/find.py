@@ -11,6 +11,14 @@ from vicinal.data.files import ImageFile, list_archive, list_tree, printable, vi
 from vicinal.data.layouts import Item, Matched, counts, match, plain
 from vicinal.data.splits import apply_lists, find_lists
 
+OFFICIAL = "official lists"
+
+
+def needs_lists(entry: DatasetEntry) -> bool:
+    """Return whether a data set is nothing without its lists."""
+    lists = entry.source.split.lists if isinstance(entry.source, Tree) else None
+    return lists is not None and lists.only and lists.needed
+
 
 def data_dirs(given: Path | None = None) -> list[Path]:
     """Return the data folders: the one given, else those in VICINAL_DATA, else ~/vicinal-data."""
@@ -54,14 +62,15 @@ def status(entry: DatasetEntry, dirs: Sequence[Path]) -> Status:
             return Status(entry, "missing")
         lacking = entry.source.lacks(places(entry, dirs))
         state = "incomplete" if lacking else "found"
-        lines = (lacking,) if lacking else ()
-        return Status(entry, state, printable(folder), "arrays", found=dict(entry.counts), notes=lines)
+        lines, have = ((lacking,), {}) if lacking else ((), dict(entry.counts))
+        return Status(entry, state, printable(folder), "arrays", found=have, notes=lines)
     found = find_tree(entry, dirs)
     if found is None:
         return Status(entry, "missing")
     have = {domain: sum(row) for domain, row in counts(found.items, entry.names).items()}
     notes = list(found.notes)
-    state = "incomplete" if any(have[domain] < entry.counts[domain] for domain in entry.domains) else "found"
+    short = any(have[domain] < entry.counts[domain] for domain in entry.domains)
+    state = "incomplete" if short or (needs_lists(entry) and found.split != OFFICIAL) else "found"
     for version, other in entry.other_counts.items():
         if have == dict(other):
             state, notes = "found", [*notes, f"the counts are those of the {version}"]
@@ -111,7 +120,7 @@ def _candidates(
             yield place, list_tree(place)
     # The data folder itself, when it was given as the data set's own: not every image of every other set.
     inside = {plain(child.name) for child in visible(directory) if child.is_dir()}
-    if inside & (set(entry.names.domain_of()) | {"kfold"}):
+    if inside & (set(entry.names.domain_of()) | {"kfold", "images"}):
         yield directory, list_tree(directory)
     archives = [
         child for child in visible(directory) if any(fnmatch(child.name, name) for name in tree.archives)
@@ -141,13 +150,14 @@ def _with_parts(entry: DatasetEntry, tree: Tree, root: Path, matched: Matched, d
     folder = find_lists(lists, [*above, directory], entry.names)
     if folder is None:
         wanted = lists.file.format(domain=entry.domains[0], part=next(iter(lists.parts)))
+        otherwise = "" if needs_lists(entry) else ", or the split is seeded"
         notes.append(
             f"the official lists ({wanted}, ...) were not found: put them into "
-            f"'{printable(directory / lists.folders[0])}', or the split is seeded"
+            f"'{printable(directory / lists.folders[0])}'{otherwise}"
         )
         return FoundTree(root, matched.layout, matched.items, share, tuple(notes))
     items, more = apply_lists(lists, folder, matched.items, entry.names)
-    return FoundTree(root, matched.layout, items, "official lists", (*notes, *more))
+    return FoundTree(root, matched.layout, items, OFFICIAL, (*notes, *more))
 
 
 def how_to_get(entry: DatasetEntry, directory: Path) -> str:
@@ -163,7 +173,7 @@ def how_to_get(entry: DatasetEntry, directory: Path) -> str:
             domain=entry.domains[0], label=entry.classes[0], file="*.jpg"
         )
         what = f"put the images into '{folder}' as {example}"
-        if source.split.lists is not None and source.split.lists.only and source.split.lists.needed:
+        if source.split.lists is not None and needs_lists(entry):
             what += (
                 f", and the lists ({source.split.lists.file}) into '{folder}/{source.split.lists.folders[0]}'"
             )

@@ -10,7 +10,7 @@ from vicinal.data.catalog import DATASETS
 from vicinal.data.domains import DomainSet
 from vicinal.data.entries import Arrays, DatasetEntry, Request, Tree
 from vicinal.data.files import printable
-from vicinal.data.find import data_dirs, find_tree, how_to_get, places
+from vicinal.data.find import OFFICIAL, data_dirs, find_tree, how_to_get, needs_lists, places
 from vicinal.data.folder import list_folder
 from vicinal.data.images import Decoding, Fit, Progress
 from vicinal.data.layouts import Item
@@ -79,7 +79,7 @@ def list_entry(entry: DatasetEntry, dirs: Sequence[Path], seed: int = 0) -> List
     if found is None:
         where = ", ".join(f"'{printable(directory)}'" for directory in dirs)
         raise DataError(f"{entry.name} was not found in {where}: {how_to_get(entry, dirs[0])}")
-    if rule.lists is not None and rule.lists.only and rule.lists.needed and found.split != "official lists":
+    if needs_lists(entry) and found.split != OFFICIAL:
         raise DataError(f"{entry.name} needs its lists: {how_to_get(entry, dirs[0])}")
     by_domain: dict[str, list[Item]] = {domain: [] for domain in entry.domains}
     for item in found.items:
@@ -93,7 +93,7 @@ def list_entry(entry: DatasetEntry, dirs: Sequence[Path], seed: int = 0) -> List
     divided = tuple(
         item for items in by_domain.values() for item in seeded(in_order(items), rule.val_fraction, seed)
     )
-    target = rule.target if found.split == "official lists" else "all"
+    target = rule.target if found.split == OFFICIAL else "all"
     facts = {"layout": found.layout, "split": found.split}
     return Listing(entry.name, entry.classes, entry.domains, divided, target, facts)
 

@@ -15,6 +15,7 @@ from vicinal.data.files import list_images, printable
 from vicinal.data.images import decode_all
 from vicinal.data.transforms import to_float
 from vicinal.errors import DataError
+from vicinal.models.classifier import Classifier
 
 Progress = Callable[[int, int], None]
 
@@ -98,5 +99,6 @@ def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
 
 def adapted(trained: Trained, adapter: Adapter) -> Trained:
     """Return the trained model with the weights and statistics an adapter has arrived at."""
+    assert isinstance(adapter.model, Classifier)
     facts = {**trained.provenance, "adapted_steps": adapter.steps_taken}
     return replace(trained, model=adapter.model, provenance=facts)

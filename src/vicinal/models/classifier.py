@@ -41,6 +41,20 @@ class Classifier(nn.Module):
         return z, self.head(z)
 
     @property
+    def channels(self) -> int | None:
+        """How many channels images must have."""
+        return self.mean.shape[1]
+
+    @property
+    def has_features(self) -> bool:
+        """Whether z can be had."""
+        return True
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of the head."""
+        return list(self.head.parameters())
+
+    @property
     def linear(self) -> Head:
         """The rows and bias of the head, cut off from the graph."""
         return Head(self.head.weight.detach(), self.head.bias.detach())

@@ -1,11 +1,13 @@
 """What training changes: the nets, their optimizer and the random generators. Only the loop steps it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from vicinal.data.domains import SourceDomain
 from vicinal.data.episodes import Batch, Drawing
 from vicinal.functional.schedule import one_cycle
 from vicinal.models.classifier import Classifier
@@ -26,6 +28,7 @@ class Learner:
     config: TrainConfig
     draws: torch.Generator
     noise: torch.Generator
+    auxiliary: nn.Module | None = None  # what an algorithm trains besides model and phi
 
     @property
     def device(self) -> torch.device:
@@ -34,6 +37,8 @@ class Learner:
 
 
 Step = Callable[[Learner, tuple[Batch, ...]], Terms]
+Auxiliary = Callable[[Classifier, TrainConfig], nn.Module]
+Finish = Callable[[Learner, Sequence[SourceDomain]], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,9 @@ class Stage:
     step: Step
     uses_phi: bool = False
     fixed_model: bool = False
+    auxiliary: Auxiliary | None = None  # makes what the stage trains besides model and phi
+    auxiliary_rate: Literal["head_lr", "phi_lr"] = "head_lr"  # whose step size it takes
+    finish: Finish | None = None  # says what of the trained nets and the sources goes into Trained.extras
 
 
 ALGORITHMS: Registry[tuple[Stage, ...]] = Registry("algorithm")
@@ -62,9 +70,15 @@ def make_learner(
         ]
     if stage.uses_phi and phi is not None:
         groups.append({"params": list(phi.parameters()), "lr": config.phi_lr})
+    device = next(model.parameters()).device
+    auxiliary = None
+    if stage.auxiliary is not None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            auxiliary = stage.auxiliary(model, config).to(device)
+        groups.append({"params": list(auxiliary.parameters()), "lr": getattr(config, stage.auxiliary_rate)})
     for group in groups:
         group["peak"] = group["lr"]
-    device = next(model.parameters()).device
     return Learner(
         model,
         phi if stage.uses_phi else None,
@@ -72,6 +86,7 @@ def make_learner(
         config,
         torch.Generator().manual_seed(seed),
         torch.Generator(device=device).manual_seed(seed),
+        auxiliary,
     )
 
 

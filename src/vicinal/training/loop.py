@@ -82,6 +82,8 @@ def _iterate(
 ) -> None:
     config, started = learner.config, time.perf_counter()
     learner.model.train(not stage.fixed_model)
+    if learner.auxiliary is not None:
+        learner.auxiliary.train()
     set_rate(learner, (iteration - 1) / config.iterations)
     terms = stage.step(learner, episode.batches)
     # Later episodes may be drawn already: what a resumed run goes on from is the state after this one.

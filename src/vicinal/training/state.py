@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vicinal.checkpoint import read_tensors, write_tensors
 from vicinal.errors import CheckpointError, ConfigError
@@ -34,17 +34,22 @@ class Best:
             _load_weights(learner, self.weights)
 
 
+def _parts(learner: Learner) -> dict[str, nn.Module]:
+    parts = {"model": learner.model, "phi": learner.phi, "auxiliary": learner.auxiliary}
+    return {name: module for name, module in parts.items() if module is not None}
+
+
 def _weights(learner: Learner) -> dict[str, Tensor]:
-    weights = {f"model.{name}": value for name, value in learner.model.state_dict().items()}
-    if learner.phi is not None:
-        weights |= {f"phi.{name}": value for name, value in learner.phi.state_dict().items()}
-    return weights
+    return {
+        f"{part}.{name}": value
+        for part, module in _parts(learner).items()
+        for name, value in module.state_dict().items()
+    }
 
 
 def _load_weights(learner: Learner, weights: dict[str, Tensor]) -> None:
-    learner.model.load_state_dict(_under("model.", weights))
-    if learner.phi is not None:
-        learner.phi.load_state_dict(_under("phi.", weights))
+    for part, module in _parts(learner).items():
+        module.load_state_dict(_under(f"{part}.", weights))
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vicinal.adapters.contract import METHODS
 from vicinal.checkpoint import Trained, load, save
@@ -94,6 +95,7 @@ def train_model(
         ).to(run.device)
         phi = InferenceNet(model.head.in_features).to(run.device)
     facts = {"sources": [source.name for source in sources], "seed": config.seed, **provenance}
+    extras: dict[str, Tensor] = {}
     for stage in stages:
         learner = make_learner(model, phi, stage, config, derived_seed(config.seed, stage.name))
         shape = {"backbone": spec.backbone, "weights": spec.weights, "classes": list(spec.classes)}
@@ -102,6 +104,9 @@ def train_model(
         )
         if not stage.fixed_model:
             facts |= {"validation_accuracy": best.accuracy, "selected_iteration": best.iteration}
+        if stage.finish is not None:
+            model.eval()
+            extras |= stage.finish(learner, sources)
     used = phi if any(stage.uses_phi for stage in stages) else None
     return Trained(
         model=model.eval(),
@@ -112,6 +117,7 @@ def train_model(
         phi=used,
         config={"train": as_dict(config)},
         provenance=facts,
+        extras=extras,
     )
 
 
