@@ -14,13 +14,22 @@ from torch import Tensor, nn
 import vicinal.adapters  # noqa: F401  fills the registry
 from vicinal.adapters.contract import METHODS, Adapter, adapt
 from vicinal.checkpoint import Trained
+from vicinal.models.auxiliary import as_extras
 from vicinal.models.backbones import Preprocessing, build_classifier
 from vicinal.models.classifier import Classifier
 from vicinal.models.inference import InferenceNet, StreamInferenceNet
+from vicinal.models.single_sample import SampleInferenceNet
 
 NETS = ("small", "small_gn", "small_ln", "small_none", "vit")
 ALGORITHMS = {"neighbor": "neighbor", "vnl_paper": "meta"}
 CLASSES = 4
+# Methods that choose what they learn from, told to choose more: the models here are not sure of anything.
+CHOOSY = {
+    "pl": {"threshold": 0.3},
+    "shot_im": {"threshold": 0.3},
+    "eata": {"margin": 0.95, "similarity": 2.0},
+    "sar": {"margin": 0.95},
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,10 @@ class Case:
 
     def adapt(self, source: Trained | None = None, **options: Any) -> Adapter:
         """Return a fresh adapter; its steps are long enough to move logits by more than rounding."""
-        return adapt(source or self.source(), self.method, **{"lr": 1e-2, "num_samples": 3, **options})
+        if self.net == "small_none" and METHODS[self.method].defaults.parameters == "norm":
+            options = {"parameters": "all", **options}  # it says so itself where there is no such layer
+        told = {"lr": 1e-2, "num_samples": 3, **CHOOSY.get(self.method, {}), **options}
+        return adapt(source or self.source(), self.method, **told)
 
     def images(self, count: int, seed: int = 0) -> Tensor:
         """Return seeded images in [0, 1]."""
@@ -90,7 +102,8 @@ def random_source(net: str) -> Trained:
             nn.init.normal_(layer.weight, std=0.05)
         names = tuple(f"class {index}" for index in range(CLASSES))
         nets = {"phi": phi, "anchor_phi": _stream_phi(), "predict_phi": _stream_phi()}
-        return Trained(model.eval(), net, names, preprocessing, "erm", **nets)
+        extras = as_extras("single_sample", _sample_net(model.head.in_features))
+        return Trained(model.eval(), net, names, preprocessing, "erm", **nets, extras=extras)
 
 
 def _vit() -> Classifier:
@@ -122,6 +135,13 @@ def _stream_phi() -> StreamInferenceNet:
     phi.low.fill_(-2.0)
     phi.high.fill_(2.0)
     return phi
+
+
+def _sample_net(num_features: int) -> SampleInferenceNet:
+    net = SampleInferenceNet(num_features, hidden=16)
+    for layer in (net.mean, net.log_std):
+        nn.init.normal_(layer.weight, std=0.05)
+    return net
 
 
 @pytest.fixture(params=[(method, net) for net in NETS for method in sorted(METHODS)], ids="-".join)

@@ -157,3 +157,17 @@ def test_only_a_gpu_fetches_by_itself() -> None:
     assert fetched_by("cuda:1")
     assert not fetched_by("cpu")
     assert not fetched_by(torch.device("meta"))
+
+
+def test_what_waits_to_be_made_is_dropped() -> None:
+    made: list[int] = []
+
+    def make(plan: int) -> int:
+        time.sleep(0.02)
+        made.append(plan)
+        return plan
+
+    results = made_ahead(range(100), make, 1)
+    next(results)
+    results.close()  # type: ignore[attr-defined]
+    assert len(made) < 1 + AHEAD  # one more may have been in the making

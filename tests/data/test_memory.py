@@ -93,7 +93,7 @@ def make_entry(cache: Path) -> None:
             out.seek(number * IMAGE)
             out.write(bytes([number % 251]))
     written = (entry / "images.u8").stat().st_mtime_ns
-    meta = {"shape": [COUNT, 3, SIDE, SIDE], "files": COUNT, "gone": [], "bad": [], "crc32": 0}
+    meta = {"shape": [COUNT, 3, SIDE, SIDE], "bad": [], "crc32": 0}
     (entry / "meta.json").write_text(json.dumps({**meta, "written": written}))
     (cache / "known" / f"{stamp}.json").write_text(json.dumps({"key": "large"}))
 

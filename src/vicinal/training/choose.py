@@ -22,7 +22,7 @@ from vicinal.functional.losses import label_cross_entropy
 from vicinal.models.inference import StreamInferenceNet
 from vicinal.training.config import OutOfFoldConfig
 from vicinal.training.fit_phi import fit_phi
-from vicinal.training.left_out import LeftOutStream, Lesson, play_all
+from vicinal.training.left_out import LeftOutStream, Lesson, play_all, predictions
 from vicinal.training.loop import StoppedError
 from vicinal.training.progress import Progress, StopRequest
 from vicinal.types import Head
@@ -132,15 +132,19 @@ def _fit_on_still_models(
 
 def _baselines(config: OutOfFoldConfig) -> list[tuple[str, Settings]]:
     kinds = ("batch", "stream")
-    grid = product(config.baselines, kinds, config.step_sizes)
+    grid = list(product(config.baselines, kinds, config.step_sizes))
+    for name in config.peers:
+        own = METHODS[name].defaults
+        sizes = [own.lr * scale for scale in config.peer_scales]
+        grid += product((name,), dict.fromkeys((own.statistics.kind, "stream")), sizes)
     return [
         (name, configure(METHODS[name].defaults, {"lr": lr, "statistics": kind})) for name, kind, lr in grid
     ]
 
 
 def _try_baseline(method: str, settings: Settings, streams: Sequence[LeftOutStream]) -> Row:
-    plays = play_all(partial(METHODS[method].build, settings=settings), streams)
-    return _row(method, method, settings, _scores(streams, [played.probabilities for played in plays]))
+    outputs = [predictions(METHODS[method].build(stream.trained, settings), stream) for stream in streams]
+    return _row(method, method, settings, _scores(streams, outputs))
 
 
 def _collect(rows: Sequence[Row], final: Row) -> tuple[dict[str, dict[str, dict[str, Any]]], list[Row]]:

@@ -130,6 +130,12 @@ def play(adapter: Adapter, left_out: LeftOutStream) -> Played:
     return Played(torch.cat(outputs), Lesson(torch.stack(z), torch.stack(logits), head, y))
 
 
+def predictions(adapter: Adapter, left_out: LeftOutStream) -> Tensor:
+    """Run an adapter online over a left-out stream; return its predictions (M, C)."""
+    device = next(adapter.model.parameters()).device
+    return torch.cat([adapter(x).softmax(-1) for x in left_out.stream.batches(device)])
+
+
 def play_all(build: Callable[[Trained], Adapter], streams: Sequence[LeftOutStream]) -> list[Played]:
     """Play every stream with an adapter of its own."""
     return [play(build(stream.trained), stream) for stream in streams]

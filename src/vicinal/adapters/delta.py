@@ -1,0 +1,233 @@
+"""DELTA: batch renormalization on averages over the stream, and entropy balanced over classes."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from vicinal.adapters.contract import Adapter, Parameters, Predict, Settings, Traits, register
+from vicinal.adapters.passes import optimizer_for, update_and_predict
+from vicinal.adapters.statistics import StatisticsConfig
+from vicinal.checkpoint import Trained
+from vicinal.errors import ConfigError
+from vicinal.functional.normalization import Moments, mix
+from vicinal.functional.peers_entropy import balance_weights, entropies
+
+
+@dataclass(frozen=True)
+class DeltaSettings(Settings):
+    """What `delta` can be told besides what every method can."""
+
+    statistics: StatisticsConfig = field(default_factory=lambda: StatisticsConfig("stream"))
+    predict: Predict = "before"
+    lr: float = 1e-3  # as Tent; the authors' configurations for ImageNet-C have SGD 2.5e-4
+    parameters: Parameters = "norm"
+    renormalize: bool = True  # stream statistics are the paper's (TBR); False: those of every method here
+    smoothing: float = 0.95  # what the average of statistics keeps of itself a batch; alpha of the paper
+    balance: float = 0.95  # what the class frequency keeps of itself an update; lambda of the paper
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.smoothing < 1 or not 0 <= self.balance <= 1:
+            raise ConfigError(
+                "delta needs smoothing of at least 0 and below 1 and balance of at least 0 and at most 1"
+            )
+
+
+TRAITS = Traits(
+    paper="Zhao et al. 2023",
+    updates="scale and shift of normalization layers",
+    batch_of_one="predicted, and updated, on the average over the stream",
+    norms="any; renormalization is for BatchNorm; a net without any needs parameters='all'",
+    passes="1 forward, 1 backward",
+)
+
+
+@register("delta", DeltaSettings(), TRAITS)
+class Delta(Adapter):
+    """Entropy weighted by one over a running class frequency, on renormalized stream statistics.
+
+    Zhao, Chen, Xia, "DELTA: degradation-free fully test-time adaptation", ICLR 2023.
+
+    Loss (DOT): L = (1/N) sum_i w_i H(p_i), w_i proportional to 1 / q[argmax_c p[i, c]] with mean 1. The class
+    frequency q starts even and follows after each update: q <- 0.95 q + 0.05 mean_i p_i.
+    Statistics (TBR): a BatchNorm layer puts out scale * (x_b * r + d) + shift, x_b the input normalized by
+    the batch, r = s_b / s, d = (m_b - m) / s, with m and s averages over the stream of the batches' means and
+    standard deviations; r and d are constants to the gradient. Values are those of stream statistics, the
+    gradient is the batch's. The averages start as the first batch's and take each batch in after its first
+    pass: m <- 0.95 m + 0.05 m_b.
+    Updated: scale and shift of every normalization layer.
+    Prediction: before the last update of the batch, from the pass whose gradient is taken.
+    Defaults: 0.95 and 0.95, the authors' configurations; Adam, lr 1e-3, as Tent.
+
+    TBR is what `statistics="stream"` means here; other kinds, or `renormalize=False`, run DOT alone. A batch
+    of one has no statistics: it runs on the averages (the source's, before any batch), without the batch's
+    gradient, and joins their variance by its distance from the mean. r and d are not clipped, as in the
+    authors' code.
+    """
+
+    predicts = ("own", "before")
+    settings: DeltaSettings
+
+    def prepare(self, source: Trained) -> None:
+        """Set up the optimizer and the averages."""
+        self.optimizer = optimizer_for(self)
+        self.renormalizes = self.settings.renormalize and self.settings.statistics.kind == "stream"
+        if self.renormalizes:
+            self.renorm = Renormalization(self.model, self.settings.smoothing)
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """Lower the balanced entropy; predict before the last update, or after it."""
+        if not self.renormalizes:
+            return update_and_predict(self, x, lambda z, logits: self._loss(logits))
+        return self._adapt_renormalized(x)
+
+    def _adapt_renormalized(self, x: Tensor) -> Tensor:
+        before, augment = self.settings.predict == "before", self.settings.augment
+        self.renorm.begin()
+        logits = x
+        for _ in range(self.settings.steps):
+            if augment is not None:  # statistics and predictions are the clean view's
+                logits = self._look(x)
+            with self.renorm.applied(len(x)):
+                seen = self.model(x if augment is None else augment(x, self.generator))
+            self._update(self._loss(seen))
+            self.renorm.join()
+            logits = seen.detach() if augment is None else logits
+        return logits if before else self._look(x)
+
+    @torch.no_grad()
+    def _look(self, x: Tensor) -> Tensor:
+        with self.renorm.applied(len(x)):
+            z, logits = self.model.features_and_logits(x)
+        self.renorm.join()
+        if self.observer is not None:
+            self.observer(z, logits, self.model.linear)
+        return logits
+
+    def _update(self, loss: Tensor) -> None:
+        assert self.optimizer is not None
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+
+    def _loss(self, logits: Tensor) -> Tensor:
+        """Return the balanced entropy, and let the class frequency follow."""
+        p = logits.detach().softmax(-1)
+        even = torch.full_like(p[0], 1 / p.shape[1])
+        frequency = self.memory.get("frequency", even)
+        self.memory["frequency"] = frequency.lerp(p.mean(0), 1 - self.settings.balance)
+        return (balance_weights(p, frequency) * entropies(logits)).mean()
+
+
+class Averages(NamedTuple):
+    """Mean and standard deviation, with the layer's epsilon, of every channel of a layer's input."""
+
+    mean: Tensor
+    deviation: Tensor
+
+
+class Renormalization(nn.Module):
+    """Batch renormalization of a model's BatchNorm layers: stream averages in value, the batch in gradient.
+
+    The layers' own running buffers hold the averages as well, so that a pass in evaluation mode runs on them.
+    """
+
+    batches: Tensor
+
+    def __init__(self, model: nn.Module, smoothing: float) -> None:
+        super().__init__()
+        self.smoothing = smoothing
+        self._pending: dict[int, Averages] | None = None  # None: the batch is in already
+        # In a tuple, so that the layers stay the model's and are not registered a second time.
+        self._layers = tuple(
+            layer
+            for layer in model.modules()
+            if isinstance(layer, _BatchNorm) and layer.running_mean is not None
+        )
+        self.register_buffer("batches", torch.zeros((), dtype=torch.long))
+        for index, layer in enumerate(self._layers):
+            self.register_buffer(f"mean_{index}", layer.get_buffer("running_mean").clone())
+            deviation = (layer.get_buffer("running_var") + layer.eps).sqrt()
+            self.register_buffer(f"deviation_{index}", deviation)
+
+    def begin(self) -> None:
+        """Expect a new batch: its first pass is what joins the averages."""
+        self._pending = {}
+
+    @contextmanager
+    def applied(self, images: int) -> Iterator[None]:
+        """Set up a pass."""
+        averages: dict[int, Averages] = {}
+        hook = self._renormalize if images > 1 else self._observe
+        with ExitStack() as stack:
+            for index, layer in enumerate(self._layers):
+                layer.train(images > 1)
+                stack.callback(layer.eval)
+                stack.callback(layer.register_forward_hook(hook(index, averages)).remove)
+            yield
+        if self._pending == {}:
+            self._pending = averages
+
+    def _renormalize(self, index: int, averages: dict[int, Averages]) -> Callable[..., Tensor]:
+        """Return a hook that turns the output on batch statistics into the renormalized one."""
+
+        def renormalize(layer: _BatchNorm, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+            batch, weight = _averages_of(layer, inputs[0]), 1 - self.smoothing
+            base = self._base(index, batch)
+            r, d = batch.deviation / base.deviation, (batch.mean - base.mean) / base.deviation
+            averages[index] = Averages(*(a.lerp(b, weight) for a, b in zip(base, batch, strict=True)))
+            # scale * (x_b r + d) + shift, from output = scale * x_b + shift without a second normalization.
+            offset = d if layer.weight is None else d * layer.weight
+            if layer.bias is not None:
+                offset = offset + (1 - r) * layer.bias
+            shape = (1, -1, *(1,) * (output.ndim - 2))
+            return torch.addcmul(offset.view(shape), output, r.view(shape))
+
+        return renormalize
+
+    def _observe(self, index: int, averages: dict[int, Averages]) -> Callable[..., None]:
+        """Return a hook that sees a single image, which runs on the averages."""
+
+        def observe(layer: _BatchNorm, inputs: tuple[Any, ...], output: Tensor) -> None:
+            old, new = (
+                Moments(mean, deviation.square())
+                for mean, deviation in (self._stored(index), _averages_of(layer, inputs[0]))
+            )
+            mean, variance = mix(old, new, 1 - self.smoothing)
+            averages[index] = Averages(mean, variance.sqrt())
+
+        return observe
+
+    def _stored(self, index: int) -> Averages:
+        return Averages(self.get_buffer(f"mean_{index}"), self.get_buffer(f"deviation_{index}"))
+
+    def _base(self, index: int, batch: Averages) -> Averages:
+        """Return what a batch is normalized to: the averages or, for the first batch, its own moments."""
+        first, stored = self.batches == 0, self._stored(index)
+        return Averages(*(torch.where(first, new, old) for new, old in zip(batch, stored, strict=True)))
+
+    @torch.no_grad()
+    def join(self) -> None:
+        """Take the batch into the averages, once; after the backward pass, whose graph holds the buffers."""
+        if self._pending is None:
+            return
+        for index, (mean, deviation) in self._pending.items():
+            layer = self._layers[index]
+            self.get_buffer(f"mean_{index}").copy_(mean)
+            self.get_buffer(f"deviation_{index}").copy_(deviation)
+            layer.get_buffer("running_mean").copy_(mean)
+            layer.get_buffer("running_var").copy_((deviation.square() - layer.eps).clamp_min(0))
+        self.batches += 1
+        self._pending = None
+
+
+def _averages_of(layer: _BatchNorm, x: Tensor) -> Averages:
+    """Return mean and standard deviation of every channel, cut off from the graph."""
+    places = [dim for dim in range(x.ndim) if dim != 1]
+    variance, mean = torch.var_mean(x.detach(), dim=places, correction=0)
+    return Averages(mean, (variance + layer.eps).sqrt())
