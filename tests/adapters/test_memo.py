@@ -73,9 +73,10 @@ class SlowMemo:
         return (net(torch.cat([x, views]))[:1] if self.mode == "batch" else net(x)).detach()
 
 
-def test_the_defaults_agree_with_the_slow_reference(make_source: Any, images: Any) -> None:
+@pytest.mark.parametrize("told", [{}, {"steps": 2}], ids=["all", "but steps"])
+def test_the_defaults_agree_with_the_slow_reference(make_source: Any, images: Any, told: Any) -> None:
     source = make_source()
-    adapter, slow = adapt(source, "memo"), SlowMemo(source)
+    adapter, slow = adapt(source, "memo", **told), SlowMemo(source, **told)
     for seed, count in enumerate((3, 1, 2)):
         x = images(count, seed)
         torch.testing.assert_close(adapter(x), slow.batch(x), **CLOSE)

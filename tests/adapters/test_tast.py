@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import vicinal.adapters.tast  # noqa: F401  files the method
-import vicinal.adapters.tast_bn  # noqa: F401
+import vicinal.adapters.tast
+import vicinal.adapters.tast_bn  # noqa: F401  files the methods
 from vicinal.adapters.contract import adapt
 from vicinal.data.augment import Augment
 from vicinal.errors import AdapterError, ConfigError

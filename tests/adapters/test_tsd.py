@@ -103,7 +103,7 @@ def test_a_stream_agrees_with_the_slow_reference(
     compare(adapter, slow)
     assert 0 < sum(slow.agreed) < steps * sum(counts)  # the consistency filter has something to do
     moved = zip(slow.model.parameters(), source.model.parameters(), strict=True)
-    assert max(float((new - old).abs().max()) for new, old in moved) > LR / 2
+    assert max(float((new - old).detach().abs().max()) for new, old in moved) > LR / 2
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeVar, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,9 @@ from vicinal.models.classifier import Classifier
 from vicinal.models.wrap import Wrapped
 from vicinal.registry import Registry
 from vicinal.types import Head
+
+if TYPE_CHECKING:
+    from vicinal.adapters.prediction import Prediction
 
 # "own": the model's own output from after the update ("after" means the same); "before": from before it;
 # "labels": the labels that the method infers.
@@ -81,6 +85,7 @@ class Adapter(nn.Module, ABC):
         if settings.predict not in self.predicts:
             raise ConfigError(f"this method predicts by {' or '.join(self.predicts)}, not {settings.predict}")
         self.settings = settings
+        self.source = source
         model = source.model if inplace else copy.deepcopy(source.model)
         self.output_dtype = next(model.parameters()).dtype
         # A step of 1e-4 is lost in the rounding of half precision: such a model adapts in full precision.
@@ -92,6 +97,8 @@ class Adapter(nn.Module, ABC):
         self.optimizer: torch.optim.Optimizer | None = None
         self.memory: dict[str, Tensor] = {}
         self.observer: Observer | None = None  # sees features, logits and head of every prediction
+        # Probabilities (S, N, C) of the last batch by each draw of w; None where none were drawn.
+        self.draws: Tensor | None = None
         self.steps_taken = 0
         device = next(self.model.parameters()).device
         self.generator = torch.Generator(device=device).manual_seed(settings.seed)
@@ -109,7 +116,8 @@ class Adapter(nn.Module, ABC):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (N, C) of a batch of images after adapting to them."""
-        x = self._checked(x)
+        x = self.checked(x)
+        self.draws = None
         if self.settings.episodic:
             self.reset()
         self.norm.begin()
@@ -121,6 +129,29 @@ class Adapter(nn.Module, ABC):
     def reset(self) -> None:
         """Go back to the source model, bit for bit, and forget the stream."""
         self.load_state_dict(self._initial)
+
+    @property
+    def initial_state(self) -> dict[str, Any]:
+        """The state that `reset` goes back to; not to be written to."""
+        return self._initial
+
+    def predict(self, x: Tensor) -> "Prediction":
+        """Return label, probability, entropy and spread of each image, after adapting to the batch."""
+        from vicinal.adapters.prediction import predict
+
+        return predict(self, x)
+
+    def save(self, path: str | Path) -> None:
+        """Write the source, the settings and the whole state to one file; `load_adapter` goes on from it."""
+        from vicinal.adapters.persist import save_adapter
+
+        save_adapter(path, self)
+
+    def export(self, x: Tensor | None = None) -> nn.Module:
+        """Return the adapted model alone, frozen; per-batch statistics need a batch x to be settled on."""
+        from vicinal.adapters.export import frozen
+
+        return frozen(self, x)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return what is not a tensor of the module tree: optimizer, random state, memory, count of steps."""
@@ -144,7 +175,8 @@ class Adapter(nn.Module, ABC):
         self.memory = {name: value.clone().to(device) for name, value in state.get("memory", {}).items()}
         self.steps_taken = state["steps"]
 
-    def _checked(self, x: Tensor) -> Tensor:
+    def checked(self, x: Tensor) -> Tensor:
+        """Return the batch as the model takes it; raise where it cannot be taken."""
         if torch.is_inference_mode_enabled():
             raise AdapterError("adapters update by gradients: call them outside torch.inference_mode()")
         channels = self.model.channels

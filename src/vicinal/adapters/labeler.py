@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from vicinal.functional.labels import neighbor_labels
+from vicinal.functional.labels import neighbor_draws, neighbor_labels
 from vicinal.functional.memory import empty_memory
 from vicinal.models.inference import StreamInferenceNet
 from vicinal.types import Head, StreamMemory
@@ -17,6 +17,7 @@ class StreamLabeler(nn.Module):
     def __init__(self, phi: StreamInferenceNet, head: Head) -> None:
         super().__init__()
         self.phi = copy.deepcopy(phi).requires_grad_(False)
+        self.draws: Tensor | None = None  # the last labels, draw by draw (S, N, C)
         for name, value in empty_memory(head)._asdict().items():
             self.register_buffer(name, value.clone())
 
@@ -35,8 +36,11 @@ class StreamLabeler(nn.Module):
         that lies on classes whose evidence is inside the range phi was fitted on.
         """
         w, memory = self.phi(z, logits, head, self.memory)
-        y_w = neighbor_labels(z, w, num_samples, generator)
+        draws = neighbor_draws(z, w, num_samples, generator) if num_samples else None
+        y_w = neighbor_labels(z, w, 0) if draws is None else draws.mean(0)
         trust = (y_w * self.phi.trust(memory, head)).sum(-1, keepdim=True)
         for name, value in memory._asdict().items():
             self.get_buffer(name).copy_(value)
-        return trust * y_w + (1 - trust) * logits.softmax(-1)
+        own = (1 - trust) * logits.softmax(-1)
+        self.draws = None if draws is None else trust * draws + own
+        return trust * y_w + own

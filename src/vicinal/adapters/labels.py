@@ -25,4 +25,5 @@ class Labels(Adapter):
         z, logits = predict(self, x)
         draws = self.settings.num_samples
         y_hat: Tensor = self.labeler(z, logits, self.model.linear, draws, self.generator)
+        self.draws = self.labeler.draws
         return as_logits(y_hat)

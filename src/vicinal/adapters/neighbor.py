@@ -9,7 +9,7 @@ from vicinal.adapters.passes import as_logits, optimizer_for, predict, train_on_
 from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError
 from vicinal.functional.inference import prior
-from vicinal.functional.labels import hard_labels, neighbor_labels
+from vicinal.functional.labels import hard_labels, neighbor_draws, neighbor_labels
 from vicinal.models.inference import InferenceNet
 
 
@@ -26,7 +26,10 @@ def trained_phi(source: Trained, algorithm: str, method: str) -> InferenceNet:
 def prior_labels(adapter: Adapter, phi: InferenceNet, z: Tensor, logits: Tensor) -> Tensor:
     """Return y_hat from draws of w ~ p_phi(w | X), class means under the predictions; Algorithm 2, line 4."""
     w = prior(phi, z, hard_labels(logits), adapter.model.linear)
-    return neighbor_labels(z, w, adapter.settings.num_samples, adapter.generator)
+    if adapter.settings.num_samples == 0:
+        return neighbor_labels(z, w, 0)
+    adapter.draws = neighbor_draws(z, w, adapter.settings.num_samples, adapter.generator)
+    return adapter.draws.mean(0)
 
 
 def adapt_by_phi(adapter: Adapter, phi: InferenceNet, x: Tensor) -> Tensor:

@@ -73,6 +73,7 @@ class Vnl(Adapter):
             return logits
         draws = self.settings.num_samples
         y_hat: Tensor = self.labeler(z, logits, self.model.linear, draws, self.generator)
+        self.draws = self.labeler.draws
         return as_logits(y_hat)
 
     def _learn(self, x: Tensor) -> None:
@@ -98,6 +99,7 @@ class Vnl(Adapter):
             z, logits = self.anchor.features_and_logits(x)
         draws = self.settings.num_samples
         y_hat: Tensor = self.anchor_labeler(z, logits, self.anchor.linear, draws, self.generator)
+        self.draws = self.anchor_labeler.draws
         return y_hat
 
     @torch.no_grad()

@@ -120,6 +120,11 @@ def _make(
     try:
         _write(part, files, how, skip_bad, progress)
         part.replace(folder)
+    except OSError as error:
+        raise DataError(
+            f"the cache '{printable(folder.parent)}' cannot be written ({error.strerror or error}): "
+            "set VICINAL_CACHE to a folder that can"
+        ) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
     entry = _open(folder)

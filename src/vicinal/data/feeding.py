@@ -42,9 +42,9 @@ def made_ahead(plans: Iterable[Plan], make: Callable[[Plan], Made], workers: int
 
 def workers_for(images: Iterable[Images], device: torch.device | str) -> int:
     """Return how many workers feeding a device from these images takes: none when they already live there."""
-    place = torch.device(device)
-    stay = [image.device.type == place.type and image.shape.numel() < LARGE_BYTES for image in images]
-    return 0 if all(stay) else WORKERS
+    place, every = torch.device(device), list(images)
+    there = all(image.device.type == place.type for image in every)
+    return 0 if there and sum(image.shape.numel() for image in every) < LARGE_BYTES else WORKERS
 
 
 def fetched_by(device: torch.device | str) -> bool:

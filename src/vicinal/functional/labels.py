@@ -54,10 +54,17 @@ def neighbor_labels(
     """
     if num_samples == 0:
         return linear_logits(z, w.mean, w.bias).softmax(-1)
+    return neighbor_draws(z, w, num_samples, generator).mean(0)
+
+
+def neighbor_draws(
+    z: Tensor, w: GaussianW, num_samples: int, generator: torch.Generator | None = None
+) -> Tensor:
+    """Return what each draw of the latent classifier says of each sample (S, ..., N, C), Eq. (5)."""
     noise = torch.randn(
         (num_samples, *w.mean.shape), generator=generator, device=w.mean.device, dtype=w.mean.dtype
     )
-    return linear_logits(z, w.mean + w.std * noise, w.bias).softmax(-1).mean(0)
+    return linear_logits(z, w.mean + w.std * noise, w.bias).softmax(-1)
 
 
 def linear_logits(z: Tensor, rows: Tensor, bias: Tensor) -> Tensor:

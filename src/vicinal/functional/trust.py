@@ -1,0 +1,56 @@
+"""How far one model's predictions can be trusted beside another's, without labels."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Comparison(NamedTuple):
+    """Sums over images that compare predictions with those of a reference; they add up over batches."""
+
+    agreed: float  # weight of the images on which the two predict the same class
+    weight: float  # weight of all images
+    excess: float  # entropy of the predictions less that of the reference, in units of log C
+    images: int
+
+    @property
+    def agreement(self) -> float:
+        """The share of the weight on which the two predict the same class."""
+        return self.agreed / self.weight
+
+    @property
+    def excess_entropy(self) -> float:
+        """How much less certain than the reference, mean over images; 1 is from certain to uniform."""
+        return self.excess / self.images
+
+
+def mean_entropy(p: Tensor) -> Tensor:
+    """Return the mean entropy of predictions p (N, C) in units of log C, between 0 and 1."""
+    entropy = -(p * p.clamp_min(torch.finfo(p.dtype).tiny).log()).sum(-1).mean()
+    return entropy / torch.tensor(float(max(p.shape[-1], 2))).log().to(entropy)
+
+
+def top_share(p: Tensor) -> Tensor:
+    """Return the share of the batch whose most probable class is the batch's most common one."""
+    votes = torch.zeros(p.shape[-1], device=p.device, dtype=p.dtype)
+    return votes.index_add(0, p.argmax(-1), p.new_ones(len(p))).amax() / len(p)
+
+
+def compared(p: Tensor, reference: Tensor, power: float) -> Comparison:
+    """Return how predictions p (N, C) compare with those of a reference.
+
+    agreement = sum_i w_i [argmax p_i = argmax r_i] / sum_i w_i, w_i = (max_c r_ic)^power: what the reference
+    is sure of counts, so that correcting its doubtful predictions is no disagreement.
+    """
+    confidence, expected = reference.max(-1)
+    weights = confidence**power
+    agreed = (weights * (p.argmax(-1) == expected)).sum()
+    excess = (mean_entropy(p) - mean_entropy(reference)) * len(p)
+    return Comparison(*torch.stack([agreed, weights.sum(), excess]).tolist(), len(p))
+
+
+def together(comparisons: list[Comparison]) -> Comparison:
+    """Return the comparison over the images of several batches."""
+    columns = list(zip(*comparisons, strict=True))
+    return Comparison(sum(columns[0]), sum(columns[1]), sum(columns[2]), int(sum(columns[3])))
