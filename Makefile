@@ -5,7 +5,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: venv install demo format lint types test check
+.PHONY: venv install demo docs format lint types test check
 # One after the other, also under `make -j`: pytest's closing line is then the last one.
 .NOTPARALLEL:
 
@@ -23,6 +23,9 @@ $(INSTALLED): pyproject.toml | $(BIN)/python
 
 demo: $(INSTALLED)
 	$(BIN)/vicinal demo
+
+docs: $(INSTALLED)
+	$(BIN)/python -m vicinal.report.methods docs/methods
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import vicinal.adapters  # noqa: F401  fills the registry
 from vicinal.adapters.contract import METHODS, Adapter, adapt
 from vicinal.checkpoint import Trained
-from vicinal.models.auxiliary import as_extras
+from vicinal.functional.peers_consistency import feature_moments
+from vicinal.models.auxiliary import as_extras, projection_head, rotation_head
 from vicinal.models.backbones import Preprocessing, build_classifier
 from vicinal.models.classifier import Classifier
 from vicinal.models.inference import InferenceNet, StreamInferenceNet
@@ -29,6 +30,9 @@ CHOOSY = {
     "shot_im": {"threshold": 0.3},
     "eata": {"margin": 0.95, "similarity": 2.0},
     "sar": {"margin": 0.95},
+    "rotta": {"update_every": 3, "capacity": 8},  # streams here are shorter than its memory
+    "memo": {"views": 4},
+    "cotta": {"views": 3},
 }
 
 
@@ -102,7 +106,7 @@ def random_source(net: str) -> Trained:
             nn.init.normal_(layer.weight, std=0.05)
         names = tuple(f"class {index}" for index in range(CLASSES))
         nets = {"phi": phi, "anchor_phi": _stream_phi(), "predict_phi": _stream_phi()}
-        extras = as_extras("single_sample", _sample_net(model.head.in_features))
+        extras = as_extras("single_sample", _sample_net(model.head.in_features)) | _heads(model, net)
         return Trained(model.eval(), net, names, preprocessing, "erm", **nets, extras=extras)
 
 
@@ -125,6 +129,19 @@ def _settle(model: Classifier, x: Tensor) -> None:
             buffer.mul_(1 + 0.2 * torch.rand_like(buffer))
     model.head.weight.mul_(1.5 / (z @ model.head.weight.T).std(0).mean())
     model.head.bias.copy_(-(z @ model.head.weight.T).mean(0))
+
+
+@torch.no_grad()
+def _heads(model: Classifier, net: str) -> dict[str, Tensor]:
+    """Return what training leaves for `ttt` and `ttt_pp`: heads, and moments of features."""
+    width = model.head.in_features
+    rotation, projection = rotation_head(width), projection_head(width, 8)
+    z = model.eval().embed(random_images(net, 64, seed=98))
+    found = {**as_extras("ttt", rotation), **as_extras("ttt_pp.head", projection)}
+    for name, value in (("features", z), ("projection", projection(z))):
+        moments = {**feature_moments(value)._asdict(), "distances": value.new_tensor([1e-2, 1e-3])}
+        found |= {f"ttt_pp.{name}.{what}": number for what, number in moments.items()}
+    return found
 
 
 @torch.no_grad()

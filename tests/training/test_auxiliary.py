@@ -1,6 +1,7 @@
 """Algorithms that train more than model and phi: the hook of the loop, `ttt` and `ttt_pp`."""
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import vicinal.adapters.ttt
+import vicinal.adapters.ttt_pp  # noqa: F401  register the methods
 from vicinal.adapters.contract import adapt
 from vicinal.checkpoint import load, save
 from vicinal.data.augment import Augment
@@ -197,8 +200,10 @@ def test_views_of_an_image_are_learned_to_be_told_from_others(spec: ModelSpec) -
     part = LabelledImages(shades, torch.arange(len(shades)) % 2)
     stage, learner = learner_of("ttt_pp", spec)
     batches = batches_of([SourceDomain("shades", part, part)], learner, 40)
-    told = [stage.step(learner, drawn)["contrast"] for drawn in batches]
-    assert sum(told[-5:]) < 0.9 * sum(told[:5])
+    told = [float(stage.step(learner, drawn)["contrast"]) for drawn in batches]
+    chance = math.log(2 * 16 - 1)  # any other of both views of 16 images
+    assert told[0] > 0.9 * chance
+    assert sum(told[-5:]) / 5 < 0.8 * chance
 
 
 def test_the_moments_are_those_of_all_training_images(spec: ModelSpec, make_sources: MakeSources) -> None:

@@ -2,15 +2,18 @@
 
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Settings, register
+from vicinal.adapters.contract import Adapter, Settings, Traits, register
 from vicinal.adapters.passes import optimizer_for, predict, train_on_labels
 from vicinal.checkpoint import Trained
 from vicinal.functional.labels import hard_labels
 
 
-@register("hard", Settings())
+@register("hard", Settings(), Traits(paper="Lee 2013; Ambekar et al. 2024, Eq. (1)"))
 class Hard(Adapter):
-    """The argmax of the model's own prediction is the label; all parameters updated."""
+    """The argmax of the model's own prediction is the label; all parameters updated.
+
+    Loss: -log p_k with k the argmax of p, a mean over the batch. Prediction after the update.
+    """
 
     def prepare(self, source: Trained) -> None:
         """Set up the optimizer."""

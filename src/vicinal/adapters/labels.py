@@ -2,16 +2,28 @@
 
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, register
+from vicinal.adapters.contract import Adapter, Traits, register
 from vicinal.adapters.labeler import StreamLabeler
 from vicinal.adapters.passes import as_logits, predict
 from vicinal.adapters.vnl import VnlSettings, fitted
 from vicinal.checkpoint import Trained
 
 
-@register("labels", VnlSettings(update="none"))
+@register(
+    "labels",
+    VnlSettings(update="none"),
+    Traits(
+        paper="vicinal",
+        updates="normalization statistics and the memory of the stream",
+        training="phi on left-out domains",
+        passes="2 forward",
+    ),
+)
 class Labels(Adapter):
-    """Prediction by out-of-fold neighbor labels alone: stream statistics, no update."""
+    """Prediction by out-of-fold neighbor labels alone: stream statistics, no update.
+
+    What `vnl` says when nothing is learned: phi reads the stream so far and labels the batch.
+    """
 
     predicts = ("labels",)
     settings: VnlSettings

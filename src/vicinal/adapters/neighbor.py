@@ -4,7 +4,7 @@ import copy
 
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Settings, register
+from vicinal.adapters.contract import Adapter, Settings, Traits, register
 from vicinal.adapters.passes import as_logits, optimizer_for, predict, train_on_labels
 from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError
@@ -40,9 +40,19 @@ def adapt_by_phi(adapter: Adapter, phi: InferenceNet, x: Tensor) -> Tensor:
     return predict(adapter, x)[1]
 
 
-@register("neighbor", Settings())
+@register(
+    "neighbor",
+    Settings(),
+    Traits(
+        paper="Ambekar et al. 2024, ablation", training="phi on the fixed source model (--algorithm neighbor)"
+    ),
+)
 class Neighbor(Adapter):
-    """Neighbor labels from a phi trained on a fixed source model, without meta-generalization."""
+    """Neighbor labels from a phi trained on a fixed source model, without meta-generalization.
+
+    Loss: cross-entropy with labels from draws of w ~ p_phi(w | X). All parameters are updated; prediction after
+    the update, or by the labels.
+    """
 
     predicts = ("own", "labels")
 

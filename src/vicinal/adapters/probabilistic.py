@@ -2,15 +2,18 @@
 
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Settings, register
+from vicinal.adapters.contract import Adapter, Settings, Traits, register
 from vicinal.adapters.passes import optimizer_for, predict, train_on_labels
 from vicinal.checkpoint import Trained
 from vicinal.functional.labels import probabilistic_labels
 
 
-@register("probabilistic", Settings())
+@register("probabilistic", Settings(), Traits(paper="Ambekar et al. 2024, Eq. (3)"))
 class Probabilistic(Adapter):
-    """One-hot draws from the predicted categorical are the labels; all parameters updated."""
+    """One-hot draws from the predicted categorical are the labels; all parameters updated.
+
+    Loss: cross-entropy with the mean of `num_samples` one-hot draws from p. Prediction after the update.
+    """
 
     def prepare(self, source: Trained) -> None:
         """Set up the optimizer."""

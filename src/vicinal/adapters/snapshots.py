@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vicinal.adapters.contract import Adapter
 
@@ -21,7 +21,9 @@ class Snapshot(NamedTuple):
 def take(adapter: Adapter, step: int, scale: float) -> Snapshot:
     """Return a snapshot of the adapter as it is, on its device."""
     initial, changed = adapter.initial_state, {}
-    values = chain(adapter.named_parameters(remove_duplicate=False), adapter.named_buffers(remove_duplicate=False))
+    values = chain(
+        adapter.named_parameters(remove_duplicate=False), adapter.named_buffers(remove_duplicate=False)
+    )
     for name, value in values:
         if name in initial and (value.requires_grad or not torch.equal(value, initial[name])):
             changed[name] = value.detach().clone()
@@ -57,8 +59,3 @@ def drift(adapter: Adapter, source: dict[str, Tensor]) -> float:
     now, then = (list(part) for part in zip(*pairs, strict=True))
     moved = torch.stack(torch._foreach_norm(torch._foreach_sub(now, then))).norm()
     return float(moved / torch.stack(torch._foreach_norm(then)).norm())
-
-
-def changes_model(module: nn.Module) -> bool:
-    """Say whether any parameter takes gradients."""
-    return any(value.requires_grad for value in module.parameters())

@@ -2,15 +2,19 @@
 
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Settings, register
+from vicinal.adapters.contract import Adapter, Settings, Traits, register
 from vicinal.adapters.passes import optimizer_for, predict, update
 from vicinal.checkpoint import Trained
 from vicinal.functional.losses import prediction_entropy
 
 
-@register("soft", Settings())
+@register("soft", Settings(), Traits(paper="Grandvalet and Bengio 2005; Ambekar et al. 2024, Eq. (1)"))
 class Soft(Adapter):
-    """The model's own prediction is the label: its entropy is minimised; all parameters updated."""
+    """The model's own prediction is the label: its entropy is minimised; all parameters updated.
+
+    Loss: H(p) = -sum_c p_c log p_c, a mean over the batch, p the softmax of the logits. Prediction after the
+    update.
+    """
 
     def prepare(self, source: Trained) -> None:
         """Set up the optimizer."""

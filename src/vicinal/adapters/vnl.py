@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Predict, Settings, register
+from vicinal.adapters.contract import Adapter, Predict, Settings, Traits, register
 from vicinal.adapters.labeler import StreamLabeler
 from vicinal.adapters.passes import as_logits, optimizer_for, predict, update
 from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
@@ -45,9 +45,23 @@ class VnlSettings(Settings):
             raise ConfigError("vnl needs weights of at least 0 and follow of at least 0 and below 1")
 
 
-@register("vnl", VnlSettings())
+@register(
+    "vnl",
+    VnlSettings(),
+    Traits(
+        paper="vicinal, after Ambekar et al. 2024",
+        updates="all parameters, if left-out domains say so",
+        training="phi and the rule on left-out domains",
+        passes="5 forward, 1 backward",
+    ),
+)
 class Vnl(Adapter):
-    """Anchored out-of-fold neighbor labels on stream statistics: the default."""
+    """Anchored out-of-fold neighbor labels on stream statistics: the default.
+
+    Loss: entropy_weight H(p) + anchor_weight CE(y_anchor, p), y_anchor the neighbor labels of a frozen source
+    model. Whether it updates at all, the step size, and whether own output or labels predict were chosen on
+    left-out source domains. Prediction after the update.
+    """
 
     predicts = ("own", "labels")
     settings: VnlSettings

@@ -4,15 +4,23 @@ import copy
 
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Settings, register
+from vicinal.adapters.contract import Adapter, Settings, Traits, register
 from vicinal.adapters.neighbor import adapt_by_phi, trained_phi
 from vicinal.adapters.passes import optimizer_for
 from vicinal.checkpoint import Trained
 
 
-@register("vnl_paper", Settings())
+@register(
+    "vnl_paper",
+    Settings(),
+    Traits(paper="Ambekar et al. 2024", training="Algorithm 1 (--algorithm meta)"),
+)
 class VnlPaper(Adapter):
-    """Neighbor labels from the meta-trained phi: Algorithm 2 as the paper has it."""
+    """Neighbor labels from the meta-trained phi: Algorithm 2 as the paper has it.
+
+    Loss: cross-entropy with labels from draws of w ~ p_phi(w | X), class means under the model's own predictions.
+    All parameters are updated; prediction after the update, or by the labels.
+    """
 
     predicts = ("own", "labels")
 

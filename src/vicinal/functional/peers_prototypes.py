@@ -49,7 +49,7 @@ def knn_affinity(z: Tensor, neighbors: int) -> Tensor:
 
     Distances are between normalised features; no image is its own neighbor.
     """
-    affinity, others = torch.zeros(len(z), len(z)).to(z), min(neighbors, len(z) - 1)
+    affinity, others = z.new_zeros(len(z), len(z)), min(neighbors, len(z) - 1)
     if others == 0:
         return affinity
     return affinity.scatter_(
