@@ -4,9 +4,9 @@
 
 IMAGES is a folder of class folders. Both sides read the same images and make the same augmented batches:
 resized crop, flip, colour jitter, grayscale, floats in [0, 1] on the device. torchvision runs both ways its
-documentation has, on tensors and on Pillow images; the faster one counts. All ratios are taken in one run, the
-sides measured in turn. The last part trains a ResNet-18 and says which share of a step goes to its batches:
-the same steps are timed on fresh batches and on one that never changes.
+documentation has, on tensors and on Pillow images; the faster one counts. All ratios are taken in one run,
+the sides measured in turn. The last part trains a ResNet-18 and says which share of a step goes to its
+batches: the same steps are timed on fresh batches and on one that never changes.
 """
 
 import argparse

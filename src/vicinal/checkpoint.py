@@ -52,6 +52,12 @@ class Trained:
 
 def save(path: Path, trained: Trained) -> None:
     """Write a trained model as one file."""
+    tensors, header = packed(trained)
+    write_tensors(path, tensors, {"kind": "model", **header})
+
+
+def packed(trained: Trained) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return a trained model as tensors and plain values, from which `unpacked` makes it again."""
     nets = {"phi": trained.phi, "anchor_phi": trained.anchor_phi, "predict_phi": trained.predict_phi}
     parts: dict[str, nn.Module | None] = {"model": trained.model, **nets}
     tensors = {
@@ -63,9 +69,21 @@ def save(path: Path, trained: Trained) -> None:
     tensors |= {f"extras.{name}": value for name, value in trained.extras.items()}
     kept = ("backbone", "classes", "algorithm", "choice", "config", "provenance", "versions")
     header = {name: getattr(trained, name) for name in kept}
-    header |= {"kind": "model", "preprocessing": dataclasses.asdict(trained.preprocessing)}
+    header["preprocessing"] = dataclasses.asdict(trained.preprocessing)
     header["nets"] = {part: net.shape for part, net in nets.items() if net is not None}
-    write_tensors(path, tensors, header)
+    return tensors, header
+
+
+def unpacked(
+    header: dict[str, Any], tensors: dict[str, Tensor], device: str | torch.device = "cpu"
+) -> Trained:
+    """Return the trained model that `packed` took apart, in evaluation mode on the device."""
+    trained = _rebuild(header, tensors)
+    trained.extras = {name: value.to(device) for name, value in trained.extras.items()}
+    for module in (trained.model, trained.phi, trained.anchor_phi, trained.predict_phi):
+        if module is not None:
+            module.to(device).eval()
+    return trained
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
@@ -75,19 +93,15 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
         path = path / "model.safetensors"
     tensors, header = read_tensors(path)
     if header.get("kind") != "model":
-        raise CheckpointError(
-            f"{path}: holds the state of an unfinished training, not a model: run it to its end"
-        )
+        what, then = "an unfinished training", "run it to its end"
+        if header.get("kind") == "stream":
+            what, then = "an adapter", "read it with vicinal.load_adapter"
+        raise CheckpointError(f"{path}: holds the state of {what}, not a model: {then}")
     try:
-        trained = _rebuild(header, tensors)
+        return unpacked(header, tensors, device)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, VicinalError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{path}: its weights and its header disagree ({reason})") from None
-    trained.extras = {name: value.to(device) for name, value in trained.extras.items()}
-    for module in (trained.model, trained.phi, trained.anchor_phi, trained.predict_phi):
-        if module is not None:
-            module.to(device).eval()
-    return trained
 
 
 def _rebuild(header: dict[str, Any], tensors: dict[str, Tensor]) -> Trained:
@@ -119,6 +133,9 @@ def _rebuild(header: dict[str, Any], tensors: dict[str, Tensor]) -> Trained:
 def _fill(module: nn.Module, part: str, tensors: dict[str, Tensor]) -> None:
     prefix = part + "."
     own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    kinds = {value.dtype for value in own.values() if value.is_floating_point()}
+    if len(kinds) == 1:  # else every precision would come back as single
+        module.to(kinds.pop())
     module.load_state_dict(own)
 
 

@@ -114,6 +114,21 @@ def test_two_steps_a_batch_and_the_teacher_after_them(make_source: Any, images: 
     torch.testing.assert_close(after(x), slow.teacher(x).detach(), **CLOSE)
 
 
+@pytest.mark.parametrize("kind", ["blend", "stream"])
+def test_on_an_average_the_clean_batch_is_predicted_and_the_update_is_the_batch_s(
+    make_source: Any, images: Any, kind: str
+) -> None:
+    """A teacher that stays put is `bn` on the same statistics."""
+    source = make_source()
+    adapter = adapt(source, "cotta", statistics=kind, teacher_weight=1.0, views=3)
+    slow, plain = SlowCotta(source, alpha=1.0, views=3), adapt(source, "bn", statistics=kind)
+    for seed, count in enumerate((7, 5, 6)):
+        x = images(count, seed)
+        slow.step(x)
+        torch.testing.assert_close(adapter(x), plain(x), **CLOSE)
+    agree(adapter, slow)
+
+
 def test_restoring_everything_leaves_the_source_and_restoring_nothing_draws_on(
     make_source: Any, images: Any
 ) -> None:

@@ -65,7 +65,7 @@ def test_three_batches_agree(source: Any, images: Any, kind: str, rotations: str
         x = images(count, seed)
         slow.learn(x, rotations == "random")
         torch.testing.assert_close(adapter(x), slow.model(x).detach(), **CLOSE)
-    assert adapt(source, "ttt").settings.statistics.kind == "source"
+    assert adapt(source, "ttt").settings.statistics.kind == "batch"
     for found, expected in ((adapter.model, slow.model), (adapter.rotation, slow.head)):
         for a, b in zip(found.parameters(), expected.parameters(), strict=True):
             torch.testing.assert_close(a, b, **CLOSE)
@@ -76,7 +76,7 @@ def test_three_batches_agree(source: Any, images: Any, kind: str, rotations: str
 def test_steps_views_and_the_prediction_before(source: Any, images: Any) -> None:
     view = Augment(min_scale=0.5)
     adapter = adapt(source, "ttt", steps=3, predict="before", lr=1e-2, augment=view)
-    slow = SlowTtt(source, on_batch=False, lr=1e-2)
+    slow = SlowTtt(source, on_batch=True, lr=1e-2)
     for seed in range(2):
         x = images(6, seed)
         for _ in range(3):

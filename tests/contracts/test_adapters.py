@@ -15,8 +15,21 @@ from vicinal.data.augment import Augment
 
 Case = Any  # conftest.Case
 NETS = ("small", "small_gn", "small_ln", "small_none", "vit")
-STILL = ("bn", "erm", "labels")  # methods that update no parameter
-DRAWS = ("labels", "neighbor", "probabilistic", "vnl", "vnl_paper")  # methods whose labels are drawn
+STILL = ("bn", "erm", "labels", "lame", "single_sample", "t3a")  # methods that update no parameter
+# Methods that draw: labels, views of images, or weights to start from.
+DRAWS = (
+    "cotta",
+    "labels",
+    "memo",
+    "neighbor",
+    "probabilistic",
+    "rotta",
+    "single_sample",
+    "tast",
+    "ttt_pp",
+    "vnl",
+    "vnl_paper",
+)
 
 
 def run(adapter: Adapter, batches: list[Tensor]) -> list[Tensor]:

@@ -66,9 +66,10 @@ def run_steps(stage: Stage, learner: Learner, sources: Sequence[SourceDomain]) -
     return losses
 
 
-def test_the_registry_holds_the_three_algorithms_and_names_them_when_asked_for_another() -> None:
-    assert set(ALGORITHMS) == set(algorithms.__all__) == {"erm", "meta", "neighbor"}
-    with pytest.raises(UnknownNameError, match=r"'nothing'.*erm, meta, neighbor"):
+def test_the_registry_holds_all_algorithms_and_names_them_when_asked_for_another() -> None:
+    known = {"erm", "meta", "neighbor", "single_sample", "ttt", "ttt_pp"}
+    assert set(ALGORITHMS) == set(algorithms.__all__) == known
+    with pytest.raises(UnknownNameError, match=r"'nothing'.*erm, meta, neighbor, single_sample"):
         ALGORITHMS["nothing"]
 
 

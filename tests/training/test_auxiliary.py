@@ -156,6 +156,7 @@ def test_a_ttt_step_is_the_step_written_by_hand(spec: ModelSpec, make_sources: M
         terms = stage.step(learner, batches)
         turns = torch.randint(4, (len(x),), generator=noise)
         classify = F.cross_entropy(plain(x), y, label_smoothing=0.1)
+        statistics = copy.deepcopy(dict(plain.named_buffers()))
         turned = torch.stack([torch.rot90(image, int(k), (1, 2)) for image, k in zip(x, turns, strict=True)])
         rotate = F.cross_entropy(head(plain.embed(turned)), turns)
         adam.zero_grad()
@@ -163,6 +164,10 @@ def test_a_ttt_step_is_the_step_written_by_hand(spec: ModelSpec, make_sources: M
         adam.step()
         torch.testing.assert_close(terms["classify"], classify.detach())
         torch.testing.assert_close(terms["rotate"], rotate.detach())
+        for name, value in learner.model.named_buffers():
+            if "running" in name:  # plain images alone make them
+                torch.testing.assert_close(value, statistics[name], rtol=1e-4, atol=1e-5)
+                plain.get_buffer(name).copy_(value)
     for found, expected in zip(learner.model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -177,6 +182,8 @@ def test_a_ttt_pp_step_is_the_step_written_by_hand(spec: ModelSpec, make_sources
     ((x, y),) = batches
     terms = stage.step(learner, batches)
     classify = F.cross_entropy(plain(x), y, label_smoothing=0.1)
+    for name, value in learner.model.named_buffers():
+        assert "tracked" in name or torch.equal(value, plain.get_buffer(name)), "plain images alone make them"
     p = F.normalize(head(plain.embed(torch.cat([view(x, noise), view(x, noise)]))), dim=1)
     like = (p @ p.T / 0.5).fill_diagonal_(-torch.inf).log_softmax(1)
     count = len(x)

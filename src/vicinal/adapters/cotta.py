@@ -61,7 +61,9 @@ class Cotta(Adapter):
 
     As in the authors' code, which departs from the paper's text, logits are averaged and not probabilities,
     and one draw of a view serves the whole batch. Departs from both: the views lack gamma, rotation, blur
-    and noise. The teacher and the source run on the statistics of predictions, the model on those of updates.
+    and noise. Labels are made on the statistics that updates run on; on blended and stream statistics, where
+    predictions run on others, the teacher's word on the clean batch predicts, since views with other colours
+    do not fit an average over plain images.
     """
 
     predicts = ("own", "before")
@@ -75,32 +77,32 @@ class Cotta(Adapter):
 
     def adapt(self, x: Tensor) -> Tensor:
         """Update by the teacher's labels and let it follow; return its labels or its later word."""
-        self.teacher.settle(x)
-        self.anchor.settle(x)
-        if len(x) == 1:  # the one pass of the model that runs on an average
-            self.norm.settle(self.model, x)
-        for _ in range(self.settings.steps):
+        for follower in (self.teacher, self.anchor):
+            follower.settle(x)
+        self.norm.settle(self.model, x)
+        told = None
+        for step in range(self.settings.steps):
             z, labels = self._labels(x)
+            if self.settings.predict == "before" and step == self.settings.steps - 1:
+                told = (z, labels) if self.norm.one_pass(2) else self.teacher(x)
             self._learn(x, labels.softmax(-1))
             self.teacher.follow(self.model, 1 - self.settings.teacher_weight)
             self._restore()
-        if self.settings.predict == "own":
-            z, labels = self.teacher(x)
-        return report(self, self.teacher, z, labels)
+        return report(self, self.teacher, *(told or self.teacher(x)))
 
     def _labels(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the teacher's features of the clean batch, and its logits, averaged over views or not."""
-        z, logits = self.teacher(x)
+        z, logits = self.teacher.look(x)
         augment = self.settings.augment
         if augment is None or self._sure(x):
             return z, logits
         total = torch.zeros_like(logits)
         for _ in range(self.settings.views):
-            total += self.teacher(shared_view(augment, x, self.generator))[1]
+            total += self.teacher.look(shared_view(augment, x, self.generator))[1]
         return z, total / self.settings.views
 
     def _sure(self, x: Tensor) -> bool:
-        confidence = self.anchor(x)[1].softmax(-1).amax(-1).mean()
+        confidence = self.anchor.look(x)[1].softmax(-1).amax(-1).mean()
         # The one look at a value: it decides about 32 passes.
         return bool(confidence >= self.settings.threshold)
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vicinal.adapters.contract import Adapter, Parameters, Predict, Settings, Traits, register
@@ -163,32 +164,35 @@ class Renormalization(nn.Module):
     def applied(self, images: int) -> Iterator[None]:
         """Set up a pass."""
         averages: dict[int, Averages] = {}
-        hook = self._renormalize if images > 1 else self._observe
         with ExitStack() as stack:
             for index, layer in enumerate(self._layers):
-                layer.train(images > 1)
-                stack.callback(layer.eval)
-                stack.callback(layer.register_forward_hook(hook(index, averages)).remove)
+                if images == 1:
+                    observe = self._observe(index, averages)
+                    stack.callback(layer.register_forward_hook(observe).remove)
+                else:
+                    # For this pass alone; a hook on the layer's output would cost a pass over it, both ways.
+                    layer.forward = self._renormalize(layer, index, averages)  # type: ignore[method-assign, assignment]
+                    stack.callback(delattr, layer, "forward")
             yield
         if self._pending == {}:
             self._pending = averages
 
-    def _renormalize(self, index: int, averages: dict[int, Averages]) -> Callable[..., Tensor]:
-        """Return a hook that turns the output on batch statistics into the renormalized one."""
+    def _renormalize(
+        self, layer: _BatchNorm, index: int, averages: dict[int, Averages]
+    ) -> Callable[[Tensor], Tensor]:
+        """Return a layer's forward on the averages, with the gradient of batch statistics."""
 
-        def renormalize(layer: _BatchNorm, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-            batch, weight = _averages_of(layer, inputs[0]), 1 - self.smoothing
+        def renormalized(x: Tensor) -> Tensor:
+            batch, weight = _averages_of(layer, x), 1 - self.smoothing
             base = self._base(index, batch)
             r, d = batch.deviation / base.deviation, (batch.mean - base.mean) / base.deviation
             averages[index] = Averages(*(a.lerp(b, weight) for a, b in zip(base, batch, strict=True)))
-            # scale * (x_b r + d) + shift, from output = scale * x_b + shift without a second normalization.
-            offset = d if layer.weight is None else d * layer.weight
-            if layer.bias is not None:
-                offset = offset + (1 - r) * layer.bias
-            shape = (1, -1, *(1,) * (output.ndim - 2))
-            return torch.addcmul(offset.view(shape), output, r.view(shape))
+            # scale * (x_b r + d) + shift is batch normalization of another scale and shift.
+            scale, shift = (r, d) if layer.weight is None else (layer.weight * r, layer.weight * d)
+            shift = shift if layer.bias is None else shift + layer.bias
+            return F.batch_norm(x, None, None, scale, shift, training=True, eps=layer.eps)
 
-        return renormalize
+        return renormalized
 
     def _observe(self, index: int, averages: dict[int, Averages]) -> Callable[..., None]:
         """Return a hook that sees a single image, which runs on the averages."""
@@ -213,7 +217,7 @@ class Renormalization(nn.Module):
 
     @torch.no_grad()
     def join(self) -> None:
-        """Take the batch into the averages, once; after the backward pass, whose graph holds the buffers."""
+        """Take the batch into the averages, once; after the backward pass, whose graph may hold buffers."""
         if self._pending is None:
             return
         for index, (mean, deviation) in self._pending.items():

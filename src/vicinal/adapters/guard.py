@@ -31,9 +31,9 @@ from torch import Tensor, nn
 from vicinal.adapters.contract import Adapter, Settings
 from vicinal.adapters.prediction import Prediction, predict
 from vicinal.adapters.reference import Opinion, Reference
-from vicinal.adapters.snapshots import Snapshot
+from vicinal.adapters.snapshots import Snapshot, drift, restore, scale_step, take
 from vicinal.errors import ConfigError
-from vicinal.functional.trust import compared, mean_entropy, top_share
+from vicinal.functional.trust import Comparison, compared, mean_entropy, together, top_share
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,20 @@ class GuardConfig:
     never above 0.13; on class-sorted streams with batch statistics their medians were 0.46 and 0.33.
     """
 
-    agreement: float = 0.75  # least agreement with the source, weighted by its confidence
+    agreement: float = 0.85  # least agreement with the source, weighted by its confidence, at any look
+    usual_agreement: float = 0.92  # the same, mean over the last looks; below it, every batch is looked at
+    looks: int = 4  # that the mean is over
+    second_opinion: float = 0.95  # below this agreement the source is asked on the batch's statistics too
+    margin: float = 0.05  # mean entropies of the two opinions this close, in units of log C, count as equal
     excess_entropy: float = 0.15  # most that the mean entropy may exceed the source's, in units of log C
     update: float = 0.25  # most that a batch may move the weights, relative to their length
     power: float = 4.0  # of the source's confidence in the weights of the agreement
     evidence: int = 16  # images that a judgement needs: small batches are judged together
     first_interval: int = 2  # batches until the second look; doubled after every healthy one
     interval: int = 32  # batches between two looks at most
-    rise: float = 0.1  # a mean entropy this far above its running mean, in units of log C, calls for a look
+    # A mean entropy this far above what it was at the last looks, or an entropy of the mean prediction, its
+    # diversity, this far below, in units of log C, calls for a look.
+    change: float = 0.1
     share: float = 0.5  # a class with more of the batch than this (plus its fair half) calls for a look
     used_to: int = 8  # healthy looks at one-sided batches, after which one more of them goes unlooked at
     snapshots: int = 3  # states that are kept, besides the source
@@ -98,7 +104,8 @@ class Watch:
     resting: int = 0
     rest: int = 0
     scale: float = 1.0  # of the step size
-    entropy: float | None = None  # running mean
+    entropy: float | None = None  # mean entropy of predictions, averaged over looks
+    diversity: float | None = None  # entropy of the mean prediction, likewise
     one_sided: int = 0  # healthy looks at one-sided batches
     passed_over: int = 0  # one-sided batches since the last look
     drift: float = 0.0
@@ -115,7 +122,7 @@ class Guarded(nn.Module):
         super().__init__()
         self.adapter = adapter
         self.config = config or GuardConfig()
-        self.reference = Reference(adapter)
+        self.reference = Reference(adapter, self.config.margin)
         self.events: list[Event] = []
         self.snapshots: list[Snapshot] = []
         self.by_source = False  # whether the source made the last prediction
@@ -208,66 +215,81 @@ class Guarded(nn.Module):
     def _judge(self, x: Tensor, logits: Tensor) -> Opinion | None:
         """Return the source's opinion if it must stand in for the adapter's logits, else None."""
         p = logits.float().softmax(-1)
-        seen = torch.stack([logits.isfinite().all().to(p), mean_entropy(p), top_share(p)])
-        finite, entropy, share = seen.tolist()  # the only wait for the device while all is well
+        seen = [
+            logits.isfinite().all().to(p),
+            mean_entropy(p),
+            mean_entropy(p.mean(0, keepdim=True)),
+            top_share(p),
+        ]
+        finite, *signs = torch.stack(seen).tolist()  # the only wait for the device while all is well
         if not finite:
-            return self._alarm("finite", 0.0, 1.0, self.reference.safer(x))
-        if not self._due(entropy, share, p.shape):
+            return self._alarm("finite", 0.0, 1.0, self.reference.consensus(x))
+        if not self._due(*signs, p.shape):
             return None
         return self._look(x, p)
 
-    def _due(self, entropy: float, share: float, shape: torch.Size) -> bool:
+    def _due(self, entropy: float, diversity: float, share: float, shape: torch.Size) -> bool:
         """Say whether to ask the source about this batch: it is time, or the batch is out of the ordinary."""
         watch, config = self.watch, self.config
-        usual = watch.entropy
-        watch.entropy = entropy if usual is None else usual + (entropy - usual) / config.used_to
         images, classes = shape
         # The most common class of a handful of images always has a large share.
         one_sided = images >= config.used_to and share > config.share + (1 - config.share) / classes
         watch.passed_over += one_sided
         allowed = min(watch.one_sided // config.used_to, config.interval - 1)
-        risen = usual is not None and entropy > usual + config.rise
-        due = watch.wait <= 0 or risen or watch.passed_over > allowed
+        due = watch.wait <= 0 or watch.passed_over > allowed or self._changed(entropy, diversity)
         watch.wait -= 1
         if due:
             watch.one_sided = watch.one_sided + 1 if one_sided else 0
             watch.passed_over = 0
+            watch.entropy = entropy if watch.entropy is None else (watch.entropy + entropy) / 2
+            watch.diversity = diversity if watch.diversity is None else (watch.diversity + diversity) / 2
         return due
+
+    def _changed(self, entropy: float, diversity: float) -> bool:
+        watch = self.watch
+        if watch.entropy is None or watch.diversity is None:
+            return True
+        change = max(entropy - watch.entropy, watch.diversity - diversity)
+        return change > self.config.change
 
     def _look(self, x: Tensor, p: Tensor) -> Opinion | None:
         """Ask the source about a batch and act on what comes out."""
         opinion = self.reference.on_source(x)
-        evidence = self._weighed(p, opinion)
-        if self._sign_of_illness(evidence) is not None:
-            opinion = self.reference.safer(x, opinion)
-            evidence = self._weighed(p, opinion)
-        self.watch.evidence = [tuple(item) for item in evidence]
-        sign = self._sign_of_illness(evidence) or self._sign_of_excess()
+        found = compared(p, opinion.p.float(), self.config.power)
+        if found.agreement < self.config.second_opinion or found.excess_entropy > self.config.excess_entropy:
+            opinion = self.reference.consensus(x, opinion)
+            found = compared(p, opinion.p.float(), self.config.power)
+        looks = self._remembered(found)
+        sign = self._sign_of_illness(looks) or self._sign_of_excess()
         self.watch.looked = self.watch.step
         if sign is not None:
             return self._alarm(*sign, opinion)
-        if together(evidence).images < self.config.evidence:
+        if looks[-1].images < self.config.evidence or looks[-1].agreement < self.config.usual_agreement:
             self.watch.wait = 0
             return opinion if self.watch.watching else None
         return self._healthy()
 
-    def _weighed(self, p: Tensor, opinion: Opinion) -> list[Comparison]:
-        """Return the newest comparisons, this one included, that are enough to judge by."""
-        found = [Comparison(*item) for item in self.watch.evidence]  # type: ignore[arg-type]
-        found.append(compared(p, opinion.p.float(), self.config.power))
-        while len(found) > 1 and together(found[1:]).images >= self.config.evidence:
-            found = found[1:]
-        return found
+    def _remembered(self, found: Comparison) -> list[Comparison]:
+        """Return the last looks, this one included; those at too few images are taken together."""
+        looks = [Comparison(*look) for look in self.watch.evidence]  # type: ignore[arg-type]
+        if looks and looks[-1].images < self.config.evidence:
+            found = together([looks.pop(), found])
+        looks = [*looks, found][-self.config.looks :]
+        self.watch.evidence = [tuple(look) for look in looks]
+        return looks
 
-    def _sign_of_illness(self, evidence: list[Comparison]) -> tuple[str, float, float] | None:
+    def _sign_of_illness(self, looks: list[Comparison]) -> tuple[str, float, float] | None:
         """Return signal, value and limit if the adapter contradicts the source or is less certain."""
-        total = together(evidence)
-        if total.images < self.config.evidence:
+        config, newest = self.config, looks[-1]
+        if newest.images < config.evidence:
             return None
-        if total.agreement < self.config.agreement:
-            return "agreement", total.agreement, self.config.agreement
-        if total.excess_entropy > self.config.excess_entropy:
-            return "excess_entropy", total.excess_entropy, self.config.excess_entropy
+        if newest.agreement < config.agreement:
+            return "agreement", newest.agreement, config.agreement
+        if newest.excess_entropy > config.excess_entropy:
+            return "excess_entropy", newest.excess_entropy, config.excess_entropy
+        usual = sum(look.agreement for look in looks) / len(looks)
+        if len(looks) == config.looks and usual < config.usual_agreement:
+            return "usual_agreement", usual, config.usual_agreement
         return None
 
     def _sign_of_excess(self) -> tuple[str, float, float] | None:
@@ -340,4 +362,4 @@ class Guarded(nn.Module):
         """Return the source's logits while the adapter rests; it is tried again, under watch, after that."""
         self.watch.resting -= 1
         self.by_source = True
-        return self.reference.safer(x).logits
+        return self.reference.consensus(x).logits

@@ -62,7 +62,8 @@ class Lame(Adapter):
 
     Updated: nothing. Prediction: log y, of the batch at hand alone. Source statistics, as in the paper. The
     authors' code floors p at 1e-10; here its logarithm is exact. An image alone in its batch keeps its own
-    prediction.
+    prediction. It gains where images that come together share classes, and loses on shuffled small batches of
+    many classes, where most neighbors are of another class.
     """
 
     settings: LameSettings

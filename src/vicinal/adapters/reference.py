@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.adapters.contract import Adapter
+from vicinal.adapters.passes import as_logits
 from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
 from vicinal.functional.trust import mean_entropy
 
@@ -16,13 +17,13 @@ class Opinion(NamedTuple):
 
     logits: Tensor
     p: Tensor
-    on_batch: bool = False  # whether it ran on the batch's normalization statistics
 
 
 class Reference:
     """The source model beside an adapter. Its weights are those the adapter keeps for `reset`: no copy."""
 
-    def __init__(self, adapter: Adapter) -> None:
+    def __init__(self, adapter: Adapter, margin: float) -> None:
+        self.margin = margin  # mean entropies closer than this, in units of log C, count as equal
         source, initial = adapter.source.model, adapter.initial_state
         shared: dict[int, object] = {}
         for name, value in source.named_parameters():
@@ -48,8 +49,8 @@ class Reference:
         return _opinion(self.model(x))
 
     @torch.no_grad()
-    def safer(self, x: Tensor, own: Opinion | None = None) -> Opinion:
-        """Return the opinion on source statistics or on the batch's, whichever is more certain of itself.
+    def consensus(self, x: Tensor, own: Opinion | None = None) -> Opinion:
+        """Return the opinion on source statistics, that on the batch's, or their mean where both are certain.
 
         Under a shift that statistics can mend the batch's are the more certain; in a batch of few classes, or
         of noise, they are the less certain. Certainty of models that nothing has trained on the target
@@ -59,9 +60,13 @@ class Reference:
         if not self.has_statistics or len(x) == 1:
             return own
         with self.norm.updating(len(x)):
-            other = _opinion(self.model(x), on_batch=True)
-        return other if bool(mean_entropy(other.p) < mean_entropy(own.p)) else own
+            other = _opinion(self.model(x))
+        lead = float(mean_entropy(own.p) - mean_entropy(other.p))
+        if abs(lead) > self.margin:
+            return other if lead > 0 else own
+        p = (own.p + other.p) / 2
+        return Opinion(as_logits(p), p)
 
 
-def _opinion(logits: Tensor, on_batch: bool = False) -> Opinion:
-    return Opinion(logits, logits.softmax(-1), on_batch)
+def _opinion(logits: Tensor) -> Opinion:
+    return Opinion(logits, logits.softmax(-1))

@@ -39,6 +39,12 @@ class Follower(nn.Module):
             return self.model.features_and_logits(x)
 
     @torch.no_grad()
+    def look(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features and logits on the statistics that updates run on."""
+        with self.norm.updating(len(x)):
+            return self.model.features_and_logits(x)
+
+    @torch.no_grad()
     def follow(self, model: nn.Module, weight: float) -> None:
         """Move toward a model: theta' + weight (theta - theta'), all parameters."""
         torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), weight)

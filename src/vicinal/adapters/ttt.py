@@ -20,7 +20,7 @@ from vicinal.models.auxiliary import ROTATIONS, filled, part_of, rotation_head
 class TttSettings(Settings):
     """What `ttt` can be told besides what every method can."""
 
-    statistics: StatisticsConfig = field(default_factory=lambda: StatisticsConfig("source"))
+    statistics: StatisticsConfig = field(default_factory=lambda: StatisticsConfig("batch"))
     lr: float = 1e-3  # of the paper and the code
     parameters: Parameters = "features"
     optimizer: Literal["adam", "sgd"] = "sgd"
@@ -55,8 +55,8 @@ class Ttt(Adapter):
 
     Departs from the paper: the head stands on the last features, not halfway; each image comes in all four
     rotations (`rotations`: "random" for one by chance, as in training), where the authors' code takes 32
-    random crops of an image with a chance rotation each; and statistics are the source's by default, which
-    their GroupNorm models do not have.
+    random crops of an image with a chance rotation each. Batch statistics stand for the training mode that
+    their code adapts in; the models of their tables have GroupNorm and no such statistics.
     """
 
     predicts = ("own", "before")

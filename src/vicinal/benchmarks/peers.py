@@ -34,7 +34,8 @@ TRAINED_FOR = {
 REFERENCE = ("erm", "bn", "soft")
 # Without these a small CPU run takes hours; the settings are in every record.
 SMALLER = {"memo": {"views": 8}, "cotta": {"views": 8}}
-FIXED = ("erm", "bn", "labels", "lame", "t3a", "vnl", "single_sample")  # take no step, or choose their own
+# They take no step, or choose their own; memo adapts to each image alone and would take hours to choose for.
+FIXED = ("erm", "bn", "labels", "lame", "t3a", "vnl", "single_sample", "memo")
 
 
 @dataclass(frozen=True)

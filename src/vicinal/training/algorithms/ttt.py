@@ -1,11 +1,13 @@
 """TTT: ERM with a rotation head that learns beside the classifier, on the same features."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vicinal.adapters.mixed_norm import batch_norms
 from vicinal.data.domains import SourceDomain
 from vicinal.data.episodes import Batch, from_all
 from vicinal.functional.peers_consistency import quarter_turns
@@ -13,6 +15,23 @@ from vicinal.models.auxiliary import ROTATIONS, as_extras, rotation_head
 from vicinal.models.classifier import Classifier
 from vicinal.training.config import TrainConfig
 from vicinal.training.learner import ALGORITHMS, Learner, Stage, Terms
+
+
+@contextmanager
+def untracked(model: nn.Module) -> Iterator[None]:
+    """Keep passes from the running statistics.
+
+    Departs from the authors' code: what the model is to predict are plain images, and running statistics that
+    are half those of turned or recoloured ones do not fit them.
+    """
+    layers = [(layer, layer.momentum) for layer in batch_norms(model)]
+    for layer, _ in layers:
+        layer.momentum = 0.0
+    try:
+        yield
+    finally:
+        for layer, momentum in layers:
+            layer.momentum = momentum
 
 
 def make_head(model: Classifier, config: TrainConfig) -> nn.Module:
@@ -28,7 +47,8 @@ def ttt_step(learner: Learner, batches: tuple[Batch, ...]) -> Terms:
     turns = torch.randint(ROTATIONS, (len(x),), generator=learner.noise, device=x.device)
     classify = F.cross_entropy(learner.model(x), y, label_smoothing=learner.config.label_smoothing)
     # A pass of its own, as in the authors' code: classes are learned on the statistics of upright images.
-    rotate = F.cross_entropy(head(learner.model.embed(quarter_turns(x, turns))), turns)
+    with untracked(learner.model):
+        rotate = F.cross_entropy(head(learner.model.embed(quarter_turns(x, turns))), turns)
     learner.optimizer.zero_grad(set_to_none=True)
     (classify + rotate).backward()  # type: ignore[no-untyped-call]
     learner.optimizer.step()

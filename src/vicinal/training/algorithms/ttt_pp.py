@@ -13,6 +13,7 @@ from vicinal.data.transforms import to_float
 from vicinal.functional.peers_consistency import contrastive_loss, feature_moments, moment_distances
 from vicinal.models.auxiliary import as_extras, projection_head
 from vicinal.models.classifier import Classifier
+from vicinal.training.algorithms.ttt import untracked
 from vicinal.training.config import TrainConfig
 from vicinal.training.learner import ALGORITHMS, Learner, Stage, Terms
 
@@ -33,7 +34,8 @@ def ttt_pp_step(learner: Learner, batches: tuple[Batch, ...]) -> Terms:
     assert head is not None
     views = torch.cat([CONTRAST_VIEW(x, learner.noise) for _ in range(2)])
     classify = F.cross_entropy(learner.model(x), y, label_smoothing=learner.config.label_smoothing)
-    first, second = head(learner.model.embed(views)).chunk(2)
+    with untracked(learner.model):
+        first, second = head(learner.model.embed(views)).chunk(2)
     contrast = contrastive_loss(first, second, TEMPERATURE)
     learner.optimizer.zero_grad(set_to_none=True)
     (classify + contrast).backward()  # type: ignore[no-untyped-call]
