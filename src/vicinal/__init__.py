@@ -2,6 +2,8 @@
 
 from vicinal import adapters
 from vicinal.adapters.contract import Adapter, adapt
+from vicinal.adapters.guard import GuardConfig, Guarded
+from vicinal.adapters.persist import load_adapter
 from vicinal.checkpoint import Trained, load, save
 from vicinal.data.domains import assign_roles
 from vicinal.data.load import load_dataset
@@ -14,6 +16,8 @@ from vicinal.versions import __version__
 
 __all__ = [
     "Adapter",
+    "GuardConfig",
+    "Guarded",
     "ModelSpec",
     "OutOfFoldConfig",
     "Stream",
@@ -26,6 +30,7 @@ __all__ = [
     "assign_roles",
     "evaluate_online",
     "load",
+    "load_adapter",
     "load_dataset",
     "save",
     "train",

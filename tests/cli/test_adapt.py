@@ -15,6 +15,7 @@ from vicinal.data.files import list_images
 from vicinal.data.images import decode_all
 
 HEADER = ["path", "label", "probability", "entropy"]
+DRAWN = [*HEADER, "spread"]
 
 
 def rows(path: Path) -> list[list[str]]:
@@ -26,11 +27,12 @@ def test_predictions_are_those_of_an_adapter_run_by_hand(
     vicinal: Any, model: Path, shared_domains: Path, tmp_path: Path
 ) -> None:
     folder = shared_domains / "light"
-    ran = vicinal("adapt", model, folder, "--batch-size", 7, "--out", "out", "--device", "cpu")
+    ran = vicinal("adapt", model, folder, "--batch-size", 7, "--no-guard", "--out", "out", "--device", "cpu")
     assert ran.code == 0, ran.err
     assert "20 predictions" in ran.out
+    assert "guard" not in ran.out
     header, *lines = rows(tmp_path / "out" / "predictions.csv")
-    assert header == HEADER
+    assert header in (HEADER, DRAWN)
     paths = list_images(folder)
     assert [line[0] for line in lines] == [str(path.relative_to(folder)) for path in paths]
     trained = load(model)
@@ -78,7 +80,7 @@ def test_batches_of_one(vicinal: Any, model: Path, domains: Path, tmp_path: Path
     assert vicinal("adapt", model, folder, *words).code == 0
     lines = rows(tmp_path / "out" / "predictions.csv")[1:]
     assert len(lines) == 10
-    assert all(math.isfinite(float(value)) for line in lines for value in line[2:])
+    assert all(math.isfinite(float(value)) for line in lines for value in line[2:4])
 
 
 def test_bad_images_are_counted_listed_and_left_out(
@@ -113,7 +115,7 @@ def test_an_empty_folder(vicinal: Any, model: Path, tmp_path: Path) -> None:
 def test_the_saved_model_has_moved_and_can_adapt_again(
     vicinal: Any, model: Path, shared_domains: Path, tmp_path: Path, same_tensors: Any
 ) -> None:
-    words = ("--method", "soft", "--lr", 1e-3, "--device", "cpu")
+    words = ("--method", "soft", "--lr", 1e-3, "--device", "cpu", "--no-guard")
     first = vicinal("adapt", model, shared_domains / "light", *words, "--out", "one", "--save-model")
     assert first.code == 0, first.err
     before, after = load(model), load(tmp_path / "one")
@@ -132,3 +134,26 @@ def test_a_file_name_that_is_not_utf8(vicinal: Any, model: Path, tmp_path: Path)
     os.rename(os.fsencode(folder / "plain.png"), os.fsencode(folder) + b"/caf\xe9.png")  # noqa: PTH104
     assert vicinal("adapt", model, folder, "--method", "erm", "--out", "out").code == 0
     assert len(rows(tmp_path / "out" / "predictions.csv")) == 2
+
+
+def test_the_guard_reports_and_the_spread_is_written_where_w_was_drawn(
+    vicinal: Any, model: Path, shared_domains: Path, tmp_path: Path
+) -> None:
+    folder, words = shared_domains / "light", ("--out", "out", "--device", "cpu")
+    ran = vicinal("adapt", model, folder, "--method", "labels", "--no-guard", *words)
+    assert ran.code == 0, ran.err
+    header, *lines = rows(tmp_path / "out" / "predictions.csv")
+    assert header == DRAWN
+    assert all(0 < float(line[4]) <= 0.5 for line in lines)
+    assert vicinal("adapt", model, folder, "--method", "erm", *words).out.count("no alarm in 1 batches") == 1
+    assert rows(tmp_path / "out" / "predictions.csv")[0] == HEADER
+
+
+def test_a_runaway_step_size_is_caught_and_said(
+    vicinal: Any, model: Path, shared_domains: Path, tmp_path: Path
+) -> None:
+    words = ("--method", "soft", "--lr", 100, "--batch-size", 10, "--out", "out", "--device", "cpu")
+    ran = vicinal("adapt", model, shared_domains / "light", *words)
+    assert ran.code == 0, ran.err
+    assert "rolled back to the source" in ran.out
+    assert all(math.isfinite(float(line[2])) for line in rows(tmp_path / "out" / "predictions.csv")[1:])

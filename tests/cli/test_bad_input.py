@@ -115,7 +115,7 @@ def test_bad_options_of_train_and_demo(refused: Refused, words: tuple[Any, ...],
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (("--methods", "erm,tent"), ("'tent'", *METHODS)),
+        (("--methods", "erm,tents"), ("'tents'", *METHODS)),
         (("--methods", " , "), ("--methods", "all")),
         (("--statistics", "mean"), ("'mean'", *KINDS)),
         (("--stream", "bursts"), ("'bursts'", *STREAMS)),
@@ -137,7 +137,7 @@ def test_bad_options_of_evaluate(refused: Refused, model: Path, options: Any, na
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (("--method", "tent"), ("'tent'", *METHODS)),
+        (("--method", "tents"), ("'tents'", *METHODS)),
         (("--statistics", "mean"), ("'mean'", *KINDS)),
         (("--device", "tpu"), ("'tpu'", "auto", "cpu", "cuda")),
         (("--batch-size", 0), ("--batch-size", "0")),

@@ -1,7 +1,7 @@
 """The adapted model alone: a plain frozen module, a program of torch.export, or an ONNX file.
 
-What is exported is the model with the weights and statistics that adaptation has arrived at. Labels that a method
-infers anew for every batch, from a memory or from neighbors, stay with the adapter.
+What is exported is the model with the weights and statistics that adaptation has arrived at. Labels that a
+method infers anew for every batch, from a memory or from neighbors, stay with the adapter.
 """
 
 import copy
@@ -24,8 +24,8 @@ def frozen(adapter: Adapter, x: Tensor | None = None) -> nn.Module:
     """
     if adapter.norm.per_batch and x is None:
         raise AdapterError(
-            f"statistics of kind '{adapter.settings.statistics.kind}' are each batch's own: pass images to settle "
-            "them on, as in adapter.export(images)"
+            f"statistics of kind '{adapter.settings.statistics.kind}' are each batch's own: pass images to "
+            "settle them on, as in adapter.export(images)"
         )
     model, norm = copy.deepcopy((adapter.model, adapter.norm))
     if norm.per_batch and x is not None:
@@ -41,7 +41,7 @@ def save_program(module: nn.Module, example: Tensor, path: str | Path) -> None:
 
 
 def program(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
-    """Return a module as a program of torch.export; an example of images fixes all shapes but their number."""
+    """Return a module as a program of torch.export; example images fix all shapes but their number."""
     # torch.export takes a size of one for a constant.
     images = example if len(example) > 1 else example.repeat(2, 1, 1, 1)
     return torch.export.export(module.eval(), (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))

@@ -50,8 +50,8 @@ def adapt_by_phi(adapter: Adapter, phi: InferenceNet, x: Tensor) -> Tensor:
 class Neighbor(Adapter):
     """Neighbor labels from a phi trained on a fixed source model, without meta-generalization.
 
-    Loss: cross-entropy with labels from draws of w ~ p_phi(w | X). All parameters are updated; prediction after
-    the update, or by the labels.
+    Loss: cross-entropy with labels from draws of w ~ p_phi(w | X). All parameters are updated; prediction
+    after the update, or by the labels.
     """
 
     predicts = ("own", "labels")

@@ -1,9 +1,9 @@
 """A stream to a file and back: it goes on, on another machine too, as if it had never stopped.
 
-One safetensors file holds the source model with all that travels with it, the method, its settings and the whole
-state: weights, statistics, optimizer, random generator, memory and, under guard, snapshots. Loading reads tensors
-and JSON; it executes no code. Of a model that was not built here only the state is stored: its owner brings it
-again.
+One safetensors file holds the source model with all that travels with it, the method, its settings and the
+whole state: weights, statistics, optimizer, random generator, memory and, under guard, snapshots. Loading
+reads tensors and JSON; it executes no code. Of a model that was not built here only the state is stored: its
+owner brings it again.
 """
 
 from dataclasses import asdict, fields, is_dataclass
@@ -54,8 +54,8 @@ def load_adapter(
 ) -> Adapter | Guarded:
     """Return the adapter in a file, ready for the next batch of its stream.
 
-    `model` is the source again, needed where it was not built by vicinal; `device` defaults to the model's, or to
-    the CPU.
+    `model` is the source again, needed where it was not built by vicinal and then adapted where it is; else
+    `device` says where, by default the CPU.
     """
     path = Path(path)
     tensors, header = read_tensors(path)
@@ -146,7 +146,7 @@ def _has_drawn(adapter: Adapter) -> bool:
 
 def _untouched(adapter: Adapter) -> dict[str, Tensor]:
     """Return the source model's tensors as the adapter found them: their owner may have gone on with it."""
-    source = {name: value for name, value in adapter.source.model.state_dict().items()}
+    source = adapter.source.model.state_dict()
     return {
         name: value.to(adapter.output_dtype if value.is_floating_point() else value.dtype)
         for name, value in adapter.initial_state.items()
@@ -203,7 +203,7 @@ def decoded(value: Any, entry: Method) -> Settings:
     """Return the settings of a method that `encoded` was given."""
     inside = [getattr(entry.defaults, item.name) for item in fields(entry.defaults)]
     own = {type(part).__name__: type(part) for part in (entry.defaults, *inside) if is_dataclass(part)}
-    known = {kind.__name__: kind for kind in (StatisticsConfig, Augment, AugMix)} | own
+    known: dict[str, Any] = {kind.__name__: kind for kind in (StatisticsConfig, Augment, AugMix)} | own
 
     def build(value: Any) -> Any:
         if isinstance(value, dict):

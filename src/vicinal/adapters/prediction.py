@@ -30,8 +30,8 @@ class Predictor(Protocol):
 def predict(adapter: Predictor, x: Tensor) -> Prediction:
     """Return label, probability, entropy and spread of each image, after adapting to the batch.
 
-    The spread is sqrt(mean_s (p_s - mean p)^2), p_s what draw s of the latent classifier w gives the predicted
-    class. Where w labels the update and the model predicts, these are the draws behind the labels.
+    The spread is sqrt(mean_s (p_s - mean p)^2), p_s what draw s of the latent classifier w gives the
+    predicted class. Where w labels the update and the model predicts, these are the draws behind the labels.
     """
     p = adapter(x).float().softmax(-1)
     probability, label = p.max(-1)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vicinal.adapters.contract import Adapter
 from vicinal.adapters.passes import as_logits
 from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
-from vicinal.functional.trust import mean_entropy
+from vicinal.functional.trust import information, mean_entropy
 
 
 class Opinion(NamedTuple):
@@ -17,23 +17,26 @@ class Opinion(NamedTuple):
 
     logits: Tensor
     p: Tensor
+    mended: bool = False  # whether the batch's statistics mend a shift that the source's do not stand
 
 
 class Reference:
     """The source model beside an adapter. Its weights are those the adapter keeps for `reset`: no copy."""
 
-    def __init__(self, adapter: Adapter, margin: float) -> None:
+    def __init__(self, adapter: Adapter, margin: float, shift: float, told: float) -> None:
         self.margin = margin  # mean entropies closer than this, in units of log C, count as equal
+        self.shift = shift  # of the first layer's statistics, that counts as one
+        self.told = told  # information that predictions on mended statistics have at least
         source, initial = adapter.source.model, adapter.initial_state
         shared: dict[int, object] = {}
         for name, value in source.named_parameters():
             kept = initial.get(f"model.{name}")
             if kept is not None and kept.shape == value.shape:
                 shared[id(value)] = nn.Parameter(kept, requires_grad=False)
-        for name, value in source.named_buffers():
+        for name, buffer in source.named_buffers():
             kept = initial.get(f"model.{name}")
-            if kept is not None and kept.shape == value.shape:
-                shared[id(value)] = kept.clone()
+            if kept is not None and kept.shape == buffer.shape:
+                shared[id(buffer)] = kept.clone()
         dtype = next(adapter.model.parameters()).dtype
         self.model = copy.deepcopy(source, shared).to(dtype).eval().requires_grad_(False)
         self.norm = NormStatistics(self.model, StatisticsConfig("batch", follow_updates=False))
@@ -52,16 +55,21 @@ class Reference:
     def consensus(self, x: Tensor, own: Opinion | None = None) -> Opinion:
         """Return the opinion on source statistics, that on the batch's, or their mean where both are certain.
 
-        Under a shift that statistics can mend the batch's are the more certain; in a batch of few classes, or
-        of noise, they are the less certain. Certainty of models that nothing has trained on the target
-        follows accuracy, that of adapted ones does not.
+        Where the first layer's statistics are far from the source's, the last layer's are not, once those
+        before it are mended, and images are told apart, the shift is one that statistics mend: the batch's
+        count. Batches of few classes shift the last layer alone, noise shifts all. Else certainty decides:
+        that of a model which nothing has trained on the target follows its accuracy, that of an adapted one
+        does not.
         """
         own = own or self.on_source(x)
         if not self.has_statistics or len(x) == 1:
             return own
-        with self.norm.updating(len(x)):
-            other = _opinion(self.model(x))
-        lead = float(mean_entropy(own.p) - mean_entropy(other.p))
+        logits, shifts = self.norm.observe(self.model, x)
+        other = _opinion(logits)
+        lead, told = mean_entropy(own.p) - mean_entropy(other.p), information(other.p)
+        lead, told, first, last = torch.stack([lead, told, *shifts[[0, -1]].to(lead)]).tolist()
+        if first > self.shift and last < first / 2 and told > self.told:
+            return other._replace(mended=True)
         if abs(lead) > self.margin:
             return other if lead > 0 else own
         p = (own.p + other.p) / 2

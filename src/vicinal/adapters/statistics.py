@@ -22,7 +22,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vicinal.errors import ConfigError
-from vicinal.functional.normalization import Moments, blend_weight, mix, moments_of, stream_weight, transport
+from vicinal.functional.normalization import (
+    Moments,
+    blend_weight,
+    mix,
+    moment_shift,
+    moments_of,
+    stream_weight,
+    transport,
+)
 
 Kind = Literal["batch", "source", "blend", "stream"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -88,6 +96,11 @@ class NormStatistics(nn.Module):
             not self._layers or self.config.kind == "source" or (self.config.kind == "batch" and images > 1)
         )
 
+    @property
+    def per_batch(self) -> bool:
+        """Whether each batch is predicted on statistics of its own, at least in part."""
+        return bool(self._layers) and self.config.kind in ("batch", "blend")
+
     @contextmanager
     def updating(self, images: int) -> Iterator[None]:
         """Set the mode of a pass whose gradient is taken; the first one of a step is observed."""
@@ -113,11 +126,35 @@ class NormStatistics(nn.Module):
         with self._pass(images > 1, observe=True) as moments:
             model(x)
         for index, batch in moments.items():
-            average = self._average(index, batch, images)
-            _buffer(self._layers[index], "running_mean").copy_(average.mean)
-            _buffer(self._layers[index], "running_var").copy_(average.variance)
+            self._run_on(index, self._average(index, batch, images))
         if self.config.kind != "blend" or images == 1:  # a blend stores nothing
             self.seen += images
+
+    @torch.no_grad()
+    def observe(self, model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits on the batch's statistics and how far these are from the source's, (layers,).
+
+        Layers come in the order they run; each sees what those before it have normalized by the batch.
+        """
+        with self._pass(True, observe=True) as moments:
+            logits = model(x)
+        shifts = [moment_shift(self._stored("source", index), batch) for index, batch in moments.items()]
+        return logits, torch.stack(shifts)
+
+    @torch.no_grad()
+    def freeze(self, model: nn.Module, x: Tensor) -> None:
+        """Make what a prediction of x runs on what every later pass in evaluation mode runs on."""
+        if self.config.kind == "batch" and len(x) > 1:
+            with self._pass(True, observe=True) as moments:
+                model(x)
+            for index, batch in moments.items():
+                self._run_on(index, batch)
+        else:
+            self.settle(model, x)
+
+    def _run_on(self, index: int, moments: Moments) -> None:
+        _buffer(self._layers[index], "running_mean").copy_(moments.mean)
+        _buffer(self._layers[index], "running_var").copy_(moments.variance)
 
     def _averages(self, images: int) -> bool:
         """Say whether this batch is predicted on an average: asked for, or the only way with one image."""

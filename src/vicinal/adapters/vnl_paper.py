@@ -18,8 +18,8 @@ from vicinal.checkpoint import Trained
 class VnlPaper(Adapter):
     """Neighbor labels from the meta-trained phi: Algorithm 2 as the paper has it.
 
-    Loss: cross-entropy with labels from draws of w ~ p_phi(w | X), class means under the model's own predictions.
-    All parameters are updated; prediction after the update, or by the labels.
+    Loss: cross-entropy with labels from draws of w ~ p_phi(w | X), class means under the model's own
+    predictions. All parameters are updated; prediction after the update, or by the labels.
     """
 
     predicts = ("own", "labels")

@@ -144,13 +144,15 @@ def _train(config: PeersConfig, algorithm: str, seed: int) -> None:
     if (folder / "model.safetensors").exists():
         return
     peers = [n for n in methods_on(algorithm, config.methods or tuple(METHODS)) if n not in FIXED]
+    # vnl is measured on the ERM and the meta-trained model: elsewhere its rules need not be tried.
+    rules = {} if algorithm in ("neighbor", "meta") else {"updates": ("none",)}
     request = TrainRequest(
         data=config.data,
         seed=seed,
         data_dir=config.data_dir,
         data_options=config.data_options,
         training={**config.training, "algorithm": algorithm},
-        out_of_fold={"baselines": (), "peers": tuple(peers), **config.out_of_fold},
+        out_of_fold={"baselines": (), "peers": tuple(peers), **rules, **config.out_of_fold},
     )
     ready = prepare_training(request)
     train(

@@ -8,6 +8,7 @@ import typer
 
 from vicinal import __version__
 from vicinal.adapters.contract import METHODS, adapt, servable
+from vicinal.adapters.guard import Guarded
 from vicinal.benchmarks.compare import Entry, compare
 from vicinal.benchmarks.demo import (
     HINDSIGHT,
@@ -261,19 +262,26 @@ def adapt_command(
     batch_size: Annotated[int, typer.Option(help="Images adapted to at once.")] = 20,
     out_dir: Annotated[Path, typer.Option("--out", help="Where predictions.csv goes.")] = Path("adapted"),
     save_model: Annotated[bool, typer.Option("--save-model", help="Also write the adapted model.")] = False,
+    no_guard: Annotated[
+        bool, typer.Option("--no-guard", help="Adapt without a guard against collapse.")
+    ] = False,
     device: Device = "auto",
     seed: Seed = 0,
     skip_bad: SkipBad = False,
 ) -> None:
-    """Adapt to a folder of images and write a label, its probability and the entropy for each."""
+    """Adapt to a folder of images and write a label, its probability and the entropy for each.
+
+    For methods that draw the latent classifier w there is a spread over the draws as well.
+    """
     METHODS[method]
     trained = load(checkpoint, device_named(device))
     given: dict[str, Any] = {"statistics": statistics, "lr": lr}
     adapter = adapt(trained, method, seed=seed, **{k: v for k, v in given.items() if v is not None})
+    guarded = None if no_guard else Guarded(adapter)
     size = at_least_one(batch_size, "--batch-size")
     with Bars(out) as bars:
         result = predict_folder(
-            adapter,
+            guarded or adapter,
             trained,
             folder,
             size,
@@ -284,6 +292,8 @@ def adapt_command(
     if save_model:
         save(out_dir / "model.safetensors", adapted(trained, adapter))
     list_bad(result.bad)
+    if guarded is not None:
+        out.print(guarded.report(), style="yellow" if guarded.events else "dim", markup=False)
     out.print(f"{len(result.predictions)} predictions in {out_dir / 'predictions.csv'}")
 
 

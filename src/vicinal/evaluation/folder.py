@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from vicinal.adapters.contract import Adapter
+from vicinal.adapters.guard import Guarded
 from vicinal.checkpoint import Trained
 from vicinal.data.files import list_images, printable
 from vicinal.data.images import decode_all
@@ -28,6 +28,7 @@ class Prediction:
     label: str
     probability: float
     entropy: float
+    spread: float | None = None  # standard deviation of the probability over draws of w, where there are any
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class FolderResult:
 
 
 def predict_folder(
-    adapter: Adapter,
+    adapter: Adapter | Guarded,
     trained: Trained,
     folder: Path,
     batch_size: int,
@@ -70,28 +71,31 @@ def predict_folder(
 
 
 def _predict(
-    adapter: Adapter, images: Tensor, names: Sequence[str], classes: Sequence[str]
+    adapter: Adapter | Guarded, images: Tensor, names: Sequence[str], classes: Sequence[str]
 ) -> Iterator[Prediction]:
     device = next(adapter.model.parameters()).device
-    p = adapter(to_float(images, device)).softmax(-1)
-    entropy = -(p * p.clamp_min(torch.finfo(p.dtype).tiny).log()).sum(-1)
-    probability, label = p.max(-1)
-    columns = (names, label.tolist(), probability.tolist(), entropy.tolist())
-    return (
-        Prediction(name, classes[k], chance, spread) for name, k, chance, spread in zip(*columns, strict=True)
-    )
+    found = adapter.predict(to_float(images, device))
+    spread = [None] * len(names) if found.spread is None else found.spread.tolist()
+    columns = (names, found.label.tolist(), found.probability.tolist(), found.entropy.tolist(), spread)
+    return (Prediction(name, classes[k], *values) for name, k, *values in zip(*columns, strict=True))
 
 
 def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
-    """Write predictions.csv (path, label, probability, entropy), all or nothing."""
+    """Write predictions.csv (path, label, probability, entropy), all or nothing.
+
+    Where w was drawn for any image there is a fifth column, its spread, empty where the source predicted.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow(["path", "label", "probability", "entropy"])
+            drawn = any(line.spread is not None for line in predictions)
+            writer.writerow(["path", "label", "probability", "entropy", *(["spread"] if drawn else [])])
             for line in predictions:
-                writer.writerow([line.path, line.label, f"{line.probability:.6f}", f"{line.entropy:.6f}"])
+                values = [line.probability, line.entropy, *([line.spread] if drawn else [])]
+                texts = ["" if value is None else f"{value:.6f}" for value in values]
+                writer.writerow([line.path, line.label, *texts])
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

@@ -34,6 +34,18 @@ def mix(old: Moments, new: Moments, weight: float) -> Moments:
     return Moments(old.mean + weight * shift, variance)
 
 
+def moment_shift(source: Moments, batch: Moments) -> Tensor:
+    """Return how far a batch's moments are from the source's, in standard deviations of the source.
+
+    mean_c |m_c - m_s,c| / s_c + |log(v_c / v_s,c)| / 2: zero when they are the same, one for a shift by one
+    standard deviation or a stretch by e.
+    """
+    tiny = 1e-5
+    moved = (batch.mean - source.mean).abs() / (source.variance + tiny).sqrt()
+    stretched = ((batch.variance + tiny) / (source.variance + tiny)).log().abs() / 2
+    return (moved + stretched).mean()
+
+
 def transport(moments: Moments, before: Moments, after: Moments) -> Moments:
     """Return `moments` carried along when an update moves a batch's own moments from `before` to `after`.
 

@@ -1,5 +1,6 @@
 """How far one model's predictions can be trusted beside another's, without labels."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -31,6 +32,17 @@ def mean_entropy(p: Tensor) -> Tensor:
     return entropy / torch.tensor(float(max(p.shape[-1], 2))).log().to(entropy)
 
 
+def information(p: Tensor) -> Tensor:
+    """Return what predictions p (N, C) tell apart: I = H(mean p) - mean H(p), in units of its largest value.
+
+    That is log min(N, C): every image certain, and all of them different. Predictions that are all alike, or
+    all uncertain, tell nothing.
+    """
+    images, classes = p.shape
+    total = mean_entropy(p.mean(0, keepdim=True)) - mean_entropy(p)
+    return total * math.log(max(classes, 2)) / math.log(max(min(images, classes), 2))
+
+
 def top_share(p: Tensor) -> Tensor:
     """Return the share of the batch whose most probable class is the batch's most common one."""
     votes = torch.zeros(p.shape[-1], device=p.device, dtype=p.dtype)
@@ -47,7 +59,8 @@ def compared(p: Tensor, reference: Tensor, power: float) -> Comparison:
     weights = confidence**power
     agreed = (weights * (p.argmax(-1) == expected)).sum()
     excess = (mean_entropy(p) - mean_entropy(reference)) * len(p)
-    return Comparison(*torch.stack([agreed, weights.sum(), excess]).tolist(), len(p))
+    sums = torch.stack([agreed, weights.sum(), excess]).tolist()
+    return Comparison(sums[0], sums[1], sums[2], len(p))
 
 
 def together(comparisons: list[Comparison]) -> Comparison:

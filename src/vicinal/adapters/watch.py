@@ -1,0 +1,182 @@
+"""What a guard watches for: its limits, what it remembers of a stream, and what it makes of both."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vicinal.errors import ConfigError
+from vicinal.functional.trust import Comparison, together
+
+
+@dataclass(frozen=True)
+class GuardConfig:
+    """When a guard looks, what alarms it and what it does then.
+
+    All limits were chosen on source domains alone: digits, models trained on rotations by 30, 45 and 60
+    degrees, streams of 15 and 75 degrees. On healthy streams there (bn, soft and hard on batch and stream
+    statistics, steps of 1e-4 and 1e-3) single batches agreed with the consensus of the source's opinions to
+    0.83 at least and to 0.92 in 19 of 20, and were never less certain than the source by more than 0.13.
+    First layers were shifted by 0.13 at most by rotation, by 0.2 by batches of one class, by 0.3 and more by
+    changes of brightness. Predictions on the batch's statistics had an information of 0.3 or more on healthy
+    streams, also after a change of brightness, below 0.27 on batches of one class and below 0.18 on noise.
+    """
+
+    agreement: float = 0.8  # least agreement with the source, weighted by its confidence
+    doubt: float = 0.9  # below this agreement the source predicts and the next batch is looked at too
+    excess_entropy: float = 0.15  # most that the mean entropy may exceed the source's, in units of log C
+    update: float = 0.25  # most that a batch may move the weights, relative to their length
+    power: float = 4.0  # of the source's confidence in the weights of the agreement
+    second_opinion: float = 0.95  # below this agreement the source is asked on the batch's statistics too
+    shift: float = (
+        0.25  # of the first layer's statistics, in deviations of the source's, that calls for mending
+    )
+    told: float = 0.2  # information of predictions, 0 to 1, without which nothing counts as mended
+    margin: float = 0.05  # mean entropies of the two opinions this close, in units of log C, count as equal
+    evidence: int = 16  # images that a judgement needs: smaller batches are judged together
+    first_interval: int = 2  # batches until the second look; doubled after every healthy one
+    interval: int = 32  # batches between two looks at most
+    forward_only: int = 4  # times longer intervals for methods that take no gradients and cost little
+    # A mean entropy this far above what it was at the last looks, or an entropy of the mean prediction, its
+    # diversity, this far below, in units of log C, calls for a look.
+    change: float = 0.1
+    share: float = 0.5  # a class with more of the batch than this, and its fair part of the rest, does too
+    used_to: int = 16  # healthy looks at one-sided batches, after which one more of them goes unlooked at
+    snapshots: int = 3  # states that are kept, besides the source
+    handful: int = 8  # images of which one class always has a large share: never called one-sided
+    spacing: int = 4  # batches between two snapshots at least
+    patience: int = 4  # alarms until the adapter rests: the first warns, those after it roll back
+    recover: int = 4  # healthy looks in a row that end the watch after an alarm
+    rest: int = 8  # batches of the first rest; each further one is twice as long
+    longest_rest: int = 64
+    smallest_step: float = 0.125  # the step size is never scaled below this
+    calm: int = 32  # batches without an alarm after which the step size is doubled again, up to its own
+    events: int = 1000  # the newest that are kept
+
+    def __post_init__(self) -> None:
+        counts = (
+            self.evidence,
+            self.first_interval,
+            self.forward_only,
+            self.used_to,
+            self.spacing,
+        )
+        if (
+            min(*counts, self.patience, self.recover, self.rest, self.calm, self.events) < 1
+            or self.snapshots < 0
+        ):
+            raise ConfigError("a guard counts batches and images from 1 on, and keeps 0 snapshots or more")
+        if self.interval < self.first_interval or self.longest_rest < self.rest:
+            raise ConfigError("a guard's longest interval and rest cannot be shorter than its first")
+        if not 0 <= self.agreement <= self.doubt <= 1 or not 0 < self.smallest_step <= 1:
+            raise ConfigError(
+                "a guard needs 0 <= agreement <= doubt <= 1 and a smallest_step above 0 and up to 1"
+            )
+
+
+class Event(NamedTuple):
+    """One thing a guard did, and why."""
+
+    step: int  # batches before this one
+    signal: str  # agreement, excess_entropy, update or finite
+    value: float
+    threshold: float
+    action: str
+
+    def __str__(self) -> str:
+        reason = f"{self.signal} {self.value:.3g} (limit {self.threshold:.3g})"
+        return f"batch {self.step + 1}: {reason}: {self.action}"
+
+
+class Signs(NamedTuple):
+    """What a batch of predictions shows by itself."""
+
+    entropy: float  # mean over images, in units of log C
+    diversity: float  # entropy of the mean prediction, likewise
+    share: float  # of the most common class
+    images: int
+    classes: int
+
+    def one_sided(self, config: "GuardConfig") -> bool:
+        """Whether one class has far more than its part; a handful of images cannot tell."""
+        fair = (1 - config.share) / self.classes
+        return self.images >= config.handful and self.share > config.share + fair
+
+
+class Illness(NamedTuple):
+    """A signal beyond its limit."""
+
+    signal: str
+    value: float
+    limit: float
+    grave: bool = False  # beyond doubt
+
+
+@dataclass
+class Watch:
+    """What a guard remembers of a stream, in plain values."""
+
+    interval: int  # batches between the next looks
+    rest: int  # batches of the next rest
+    step: int = 0
+    wait: int = 0  # batches until the next look
+    watching: int = 0  # healthy looks still needed after an alarm
+    strikes: int = 0  # alarms since all was well
+    resting: int = 0  # batches that the source still predicts
+    scale: float = 1.0  # of the step size
+    entropy: float | None = None  # of the predictions, averaged over looks
+    diversity: float | None = None
+    one_sided: int = 0  # healthy looks at one-sided batches
+    passed_over: int = 0  # one-sided batches since the last look
+    mended: bool = True  # whether to ask the source on the batch's statistics at every look
+    drift: float = 0.0  # of the weights at the last look
+    looked: int = 0  # steps of the last look, snapshot and alarm
+    snapped: int = 0
+    alarmed: int = 0
+    evidence: tuple[float, ...] | None = None  # of looks at too few images to judge by
+
+    def due(self, signs: Signs, config: GuardConfig) -> bool:
+        """Say whether to ask the source about this batch: it is time, or the batch is out of the ordinary."""
+        one_sided = signs.one_sided(config)
+        self.passed_over += one_sided
+        due = (
+            self.wait <= 0
+            or self.passed_over > self.may_pass_over(config)
+            or self._changed(signs, config.change)
+        )
+        self.wait -= 1
+        if due:
+            self.one_sided = self.one_sided + 1 if one_sided else 0
+            self.passed_over = 0
+            self.entropy = _average(self.entropy, signs.entropy)
+            self.diversity = _average(self.diversity, signs.diversity)
+        return due
+
+    def may_pass_over(self, config: GuardConfig) -> int:
+        """Return how many one-sided batches may go unlooked at."""
+        return min(self.one_sided // config.used_to, config.interval - 1)
+
+    def _changed(self, signs: Signs, change: float) -> bool:
+        if self.entropy is None or self.diversity is None:
+            return True
+        return max(signs.entropy - self.entropy, self.diversity - signs.diversity) > change
+
+    def gather(self, found: Comparison) -> Comparison:
+        """Return a comparison together with those that were of too few images to judge by."""
+        if self.evidence is not None:
+            agreed, weight, excess, images = self.evidence
+            found = together([Comparison(agreed, weight, excess, int(images)), found])
+        return found
+
+
+def illness(found: Comparison, config: GuardConfig) -> Illness | None:
+    """Return what is wrong if an adapter contradicts the source or is less certain than it."""
+    if found.images < config.evidence:
+        return None
+    if found.agreement < config.agreement:
+        return Illness("agreement", found.agreement, config.agreement)
+    if found.excess_entropy > config.excess_entropy:
+        return Illness("excess_entropy", found.excess_entropy, config.excess_entropy)
+    return None
+
+
+def _average(usual: float | None, newest: float) -> float:
+    return newest if usual is None else (usual + newest) / 2
