@@ -78,6 +78,9 @@ class Adapter(nn.Module, ABC):
 
     predicts: tuple[Predict, ...] = ("own",)
     needs_features = False  # whether features and a linear head are indispensable
+    own_scale = (
+        False  # whether its logits are so scaled that their certainty does not compare with the model's
+    )
     model: Classifier | Wrapped
 
     def __init__(self, source: Trained, settings: Settings, inplace: bool = False) -> None:

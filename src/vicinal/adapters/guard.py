@@ -8,7 +8,7 @@ corrects its source:
 - it contradicts what the source is sure of. agreement = sum_i w_i [same class] / sum_i w_i,
   w_i = (confidence of the source)^power;
 - it is less certain than the source: methods make themselves more certain, so a lower certainty means
-  statistics or memories that do not fit.
+  statistics or memories that do not fit. Logits on a scale of their own are not held to this.
 
 A batch of one class is one-sided for the source too, so a class-sorted stream gives no alarm by itself. Where
 the two differ the source is asked again, on the batch's own statistics: under a shift that statistics mend it
@@ -161,7 +161,7 @@ class Guarded(nn.Module):
             found = compared(p, opinion.p.float(), config.power)
             watch.mended = opinion.mended
         found = watch.gather(found)
-        ill = illness(found, config) or self._excessive_update()
+        ill = illness(found, config, self.adapter.own_scale) or self._excessive_update()
         watch.looked = watch.step
         if ill is not None:
             return self._alarm(ill, opinion)

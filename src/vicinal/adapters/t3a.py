@@ -38,6 +38,7 @@ class T3A(Adapter):
 
     predicts = ("own", "before")
     needs_features = True
+    own_scale = True
     settings: SupportSettings
 
     def prepare(self, source: Trained) -> None:

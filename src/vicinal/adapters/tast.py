@@ -87,6 +87,7 @@ class Tast(Adapter):
 
     predicts = ("own", "before")
     needs_features = True
+    own_scale = True
     settings: TastSettings
 
     def prepare(self, source: Trained) -> None:

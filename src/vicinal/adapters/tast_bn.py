@@ -64,6 +64,7 @@ class TastBN(Adapter):
 
     predicts = ("own", "before")
     needs_features = True
+    own_scale = True
     settings: TastBNSettings
 
     def prepare(self, source: Trained) -> None:

@@ -167,13 +167,16 @@ class Watch:
         return found
 
 
-def illness(found: Comparison, config: GuardConfig) -> Illness | None:
-    """Return what is wrong if an adapter contradicts the source or is less certain than it."""
+def illness(found: Comparison, config: GuardConfig, own_scale: bool = False) -> Illness | None:
+    """Return what is wrong if an adapter contradicts the source or is less certain than it.
+
+    The certainty of logits on a scale of their own, cosines for instance, says nothing.
+    """
     if found.images < config.evidence:
         return None
     if found.agreement < config.agreement:
         return Illness("agreement", found.agreement, config.agreement)
-    if found.excess_entropy > config.excess_entropy:
+    if not own_scale and found.excess_entropy > config.excess_entropy:
         return Illness("excess_entropy", found.excess_entropy, config.excess_entropy)
     return None
 
