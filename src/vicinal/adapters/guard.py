@@ -34,7 +34,7 @@ from vicinal.adapters.prediction import Prediction, predict
 from vicinal.adapters.reference import Opinion, Reference
 from vicinal.adapters.snapshots import Snapshot, drift, restore, scale_step, take
 from vicinal.adapters.watch import Event, GuardConfig, Illness, Signs, Watch, illness
-from vicinal.functional.trust import Comparison, compared, mean_entropy, top_share
+from vicinal.functional.trust import Comparison, compared, information, mean_entropy, top_share
 
 __all__ = ["Event", "GuardConfig", "Guarded"]
 
@@ -79,7 +79,7 @@ class Guarded(nn.Module):
             opinion: Opinion | None = self._rest(self.adapter.checked(x))
         else:
             logits = self.adapter(x)
-            opinion = self._judge(self.adapter.checked(x), logits)
+            opinion = self._judge(x.to(next(self.adapter.model.parameters()).dtype), logits)
         self.by_source = opinion is not None
         self.watch.step += 1
         found = logits if opinion is None else opinion.logits
@@ -154,18 +154,20 @@ class Guarded(nn.Module):
         opinion = self.reference.on_source(x)
         found = compared(p, opinion.p.float(), config.power)
         differs = found.agreement < config.second_opinion or found.excess_entropy > config.excess_entropy
-        # Whatever predicts as the source does is as good as the source.
-        same = torch.allclose(p, opinion.p.float())
-        if differs or (watch.mended and not same):
+        if differs or self._source_fails(p, opinion):
             opinion = self.reference.consensus(x, opinion)
             found = compared(p, opinion.p.float(), config.power)
-            watch.mended = opinion.mended
         found = watch.gather(found)
         ill = illness(found, config, self.adapter.own_scale) or self._excessive_update()
         watch.looked = watch.step
         if ill is not None:
             return self._alarm(ill, opinion)
         return self._unalarmed(found, opinion)
+
+    def _source_fails(self, p: Tensor, opinion: Opinion) -> bool:
+        """Say whether the source tells nothing apart, and the adapter is not the source itself."""
+        told, farthest = torch.stack([information(opinion.p.float()), (p - opinion.p).abs().amax()]).tolist()
+        return bool(told < self.config.told and farthest > self.config.same)
 
     def _unalarmed(self, found: Comparison, opinion: Opinion) -> Opinion | None:
         """Return the source's opinion while there is doubt; else note that all is well."""

@@ -17,7 +17,6 @@ class Opinion(NamedTuple):
 
     logits: Tensor
     p: Tensor
-    mended: bool = False  # whether the batch's statistics mend a shift that the source's do not stand
 
 
 class Reference:
@@ -69,7 +68,7 @@ class Reference:
         lead, told = mean_entropy(own.p) - mean_entropy(other.p), information(other.p)
         lead, told, first, last = torch.stack([lead, told, *shifts[[0, -1]].to(lead)]).tolist()
         if first > self.shift and last < first / 2 and told > self.told:
-            return other._replace(mended=True)
+            return other
         if abs(lead) > self.margin:
             return other if lead > 0 else own
         p = (own.p + other.p) / 2

@@ -29,12 +29,13 @@ class GuardConfig:
     shift: float = (
         0.25  # of the first layer's statistics, in deviations of the source's, that calls for mending
     )
-    told: float = 0.2  # information of predictions, 0 to 1, without which nothing counts as mended
+    told: float = 0.2  # information of predictions, 0 to 1, below which they tell nothing apart
+    same: float = 1e-4  # probabilities this close to the source's are the source's
     margin: float = 0.05  # mean entropies of the two opinions this close, in units of log C, count as equal
     evidence: int = 16  # images that a judgement needs: smaller batches are judged together
     first_interval: int = 2  # batches until the second look; doubled after every healthy one
     interval: int = 32  # batches between two looks at most
-    forward_only: int = 4  # times longer intervals for methods that take no gradients and cost little
+    forward_only: int = 8  # times longer intervals for methods that take no gradients and cost little
     # A mean entropy this far above what it was at the last looks, or an entropy of the mean prediction, its
     # diversity, this far below, in units of log C, calls for a look.
     change: float = 0.1
@@ -126,7 +127,6 @@ class Watch:
     diversity: float | None = None
     one_sided: int = 0  # healthy looks at one-sided batches
     passed_over: int = 0  # one-sided batches since the last look
-    mended: bool = True  # whether to ask the source on the batch's statistics at every look
     drift: float = 0.0  # of the weights at the last look
     looked: int = 0  # steps of the last look, snapshot and alarm
     snapped: int = 0
