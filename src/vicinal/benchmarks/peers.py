@@ -4,10 +4,11 @@ Step sizes are chosen where target labels cannot be seen: on streams of left-out
 method that takes steps, over the same multiples of its own paper's value.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ import torch
 
 from vicinal.adapters.contract import METHODS
 from vicinal.benchmarks.compare import Entry, compare
-from vicinal.benchmarks.prepare import TrainRequest, prepare_training, roles_for
-from vicinal.checkpoint import load
+from vicinal.benchmarks.prepare import Prepared, TrainRequest, prepare_training, roles_for
+from vicinal.checkpoint import Trained, load
 from vicinal.data.streams import StreamSpec
 from vicinal.errors import AdapterError
 from vicinal.evaluation.record import Record, append_record, read_records
-from vicinal.training.train import train
+from vicinal.training.choose import choose_step_size
+from vicinal.training.progress import Silent, StopRequest
+from vicinal.training.train import Run, all_left_out_streams, train
 
 # Trained for what they need at test time; every other method starts from the ERM model.
 TRAINED_FOR = {
@@ -34,6 +37,10 @@ TRAINED_FOR = {
 REFERENCE = ("erm", "bn", "soft")
 # Without these a small CPU run takes hours; the settings are in every record.
 SMALLER = {"memo": {"views": 8}, "cotta": {"views": 8}}
+# Multiples of a method's own step size among which left-out domains choose.
+SCALES = (0.1, 1.0, 10.0)
+# The dearest first, so that no process is left alone with one at the end.
+DEAREST = ("cotta", "memo", "ttt_pp", "ttt", "tast", "vnl")
 # They take no step, or choose their own; memo adapts to each image alone and would take hours to choose for.
 FIXED = ("erm", "bn", "labels", "lame", "t3a", "vnl", "single_sample", "memo")
 
@@ -58,11 +65,12 @@ class PeersConfig:
 
 @dataclass(frozen=True)
 class Job:
-    """One method from one source model of one seed."""
+    """One method from one source model of one seed, on each kind of statistics."""
 
     algorithm: str
     seed: int
-    entry: Entry
+    method: str
+    entries: tuple[Entry, ...]
 
 
 Report = Callable[[str, int, int], None]
@@ -110,14 +118,14 @@ def planned(config: PeersConfig, done: set[tuple[str, int, str, str]]) -> list[J
             # The source model on other statistics is `bn`.
             asked = ("own",) if name == "erm" else config.statistics
             kinds = dict.fromkeys(own if kind == "own" else kind for kind in asked)
-            for kind in kinds:
-                entry = Entry(name, {**SMALLER.get(name, {}), "statistics": kind})
-                jobs += [
-                    Job(algorithm, seed, entry)
-                    for seed in config.seeds
+            for seed in config.seeds:
+                entries = tuple(
+                    Entry(name, {**SMALLER.get(name, {}), "statistics": kind})
+                    for kind in kinds
                     if (algorithm, seed, name, kind) not in done
-                ]
-    return jobs
+                )
+                jobs += [Job(algorithm, seed, name, entries)] if entries else []
+    return sorted(jobs, key=lambda job: job.method not in DEAREST)
 
 
 def methods_on(algorithm: str, names: Sequence[str]) -> list[str]:
@@ -138,12 +146,7 @@ def _folder(config: PeersConfig, algorithm: str, seed: int) -> Path:
     return config.out / "models" / f"{algorithm}-{seed}"
 
 
-def _train(config: PeersConfig, algorithm: str, seed: int) -> None:
-    """Train one source model with its left-out models and choose every step size there."""
-    folder = _folder(config, algorithm, seed)
-    if (folder / "model.safetensors").exists():
-        return
-    peers = [n for n in methods_on(algorithm, config.methods or tuple(METHODS)) if n not in FIXED]
+def _prepared(config: PeersConfig, algorithm: str, seed: int) -> Prepared:
     # vnl is measured on the ERM and the meta-trained model: elsewhere its rules need not be tried.
     rules = {} if algorithm in ("neighbor", "meta") else {"updates": ("none",)}
     request = TrainRequest(
@@ -152,9 +155,17 @@ def _train(config: PeersConfig, algorithm: str, seed: int) -> None:
         data_dir=config.data_dir,
         data_options=config.data_options,
         training={**config.training, "algorithm": algorithm},
-        out_of_fold={"baselines": (), "peers": tuple(peers), **rules, **config.out_of_fold},
+        out_of_fold={"baselines": (), **rules, **config.out_of_fold},
     )
-    ready = prepare_training(request)
+    return prepare_training(request)
+
+
+def _train(config: PeersConfig, algorithm: str, seed: int) -> None:
+    """Train one source model with its left-out models and choose the rule of vnl there."""
+    folder = _folder(config, algorithm, seed)
+    if (folder / "model.safetensors").exists():
+        return
+    ready = _prepared(config, algorithm, seed)
     train(
         ready.spec,
         ready.roles.sources,
@@ -168,16 +179,35 @@ def _train(config: PeersConfig, algorithm: str, seed: int) -> None:
 
 
 def _measure(config: PeersConfig, job: Job) -> list[Record]:
-    trained = load(_folder(config, job.algorithm, job.seed), config.device)
+    """Choose the step size on left-out streams of the source model, then run the method on the targets."""
+    folder = _folder(config, job.algorithm, job.seed)
+    trained = load(folder, config.device)
     roles = roles_for(trained, data_dir=config.data_dir)
     spec = StreamSpec(batch_size=config.batch_size)
     try:
-        results = list(compare(trained, roles, [job.entry], spec, job.seed, dataset=config.data))
+        if job.method not in FIXED:
+            trained = _with_step_size(trained, config, job)
+        results = list(compare(trained, roles, job.entries, spec, job.seed, dataset=config.data))
     except AdapterError:
         return []  # a method this model has nothing for
     for result in results:
         result.record.protocol["model_seed"] = job.seed
     return [result.record for result in results]
+
+
+def _with_step_size(trained: Trained, config: PeersConfig, job: Job) -> Trained:
+    """Return the model with the options that the left-out streams choose for a method."""
+    folder = _folder(config, job.algorithm, job.seed)
+    path = folder / "step_sizes" / f"{job.method}.json"
+    if not path.exists():
+        ready = _prepared(config, job.algorithm, job.seed)
+        assert ready.out_of_fold is not None
+        run = Run(folder, Silent(), StopRequest(), torch.device(config.device), resume=True)
+        streams = all_left_out_streams(ready.spec, ready.roles.sources, ready.config, ready.out_of_fold, run)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(choose_step_size(streams, job.method, SCALES)), encoding="utf-8")
+    methods = {**trained.choice["methods"], job.method: json.loads(path.read_text(encoding="utf-8"))}
+    return replace(trained, choice={**trained.choice, "methods": methods})
 
 
 def _one_thread() -> None:

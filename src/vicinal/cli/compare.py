@@ -23,7 +23,7 @@ def compare_command(
     batch_size: Annotated[int, typer.Option(help="Images of a test-time batch.")] = 20,
     iterations: Annotated[int | None, typer.Option(help="Of training.")] = None,
     choose_images: Annotated[
-        int, typer.Option(help="Images of each left-out stream on which step sizes are chosen.")
+        int, typer.Option(help="Images of each left-out stream on which rules and step sizes are chosen.")
     ] = 500,
     out_dir: Annotated[Path, typer.Option("--out", help="Models, records.jsonl and report.html.")] = Path(
         "comparison"
@@ -52,7 +52,7 @@ def compare_command(
         data_dir=data_dir,
         data_options=pairs(data_option or (), "--data-option"),
         training=training,
-        out_of_fold={"peer_images": at_least_one(choose_images, "--choose-images")},
+        out_of_fold={"stream_images": at_least_one(choose_images, "--choose-images")},
     )
     with Bars(out) as bars:
         records = run_peers(config, lambda stage, done, total: bars.count(stage, data, done, total))

@@ -72,7 +72,7 @@ def choose_rule(
     stop: StopRequest | None = None,
 ) -> Chosen:
     """Fit phi, try every candidate, fit phi again in the loop of the best one, and decide who predicts."""
-    trials, baselines = _candidates(config), _baselines(config)
+    trials, baselines = _candidates(config), _grid(config.baselines, ("batch", "stream"), config.step_sizes)
     progress.start("choose", len(trials) + len(baselines) + 2)
     anchor_phi = _fit_on_still_models(streams, config, seed)
     progress.advance(1, {})
@@ -94,12 +94,25 @@ def choose_rule(
     predict_phi = fit_phi(lessons, config, seed)
     progress.advance(2 + len(tried), {"accuracy": final.accuracy})
     rows = [replace(row, chosen=row is final) for row in [*(row for row, _ in tried), labels]]
-    short = _shorter(streams, config.peer_images)
     for method, options in baselines:
         _heed(stop)
-        rows.append(_try_baseline(method, options, short if method in config.peers else streams))
+        rows.append(_try_baseline(method, options, streams))
         progress.advance(1 + len(rows), {"accuracy": rows[-1].accuracy})
     return Chosen(anchor_phi, predict_phi, *_collect(rows, final))
+
+
+def choose_step_size(
+    streams: Sequence[LeftOutStream], method: str, scales: Sequence[float]
+) -> dict[str, dict[str, Any]]:
+    """Return the options of a method by kind of statistics, its step size a multiple of its own paper's.
+
+    Tried on its own statistics and on those of the stream, each multiple on all left-out streams.
+    """
+    own = METHODS[method].defaults
+    kinds = tuple(dict.fromkeys((own.statistics.kind, "stream")))
+    grid = _grid((method,), kinds, [own.lr * scale for scale in scales])
+    rows = [_try_baseline(name, settings, streams) for name, settings in grid]
+    return _best_step_sizes(rows)[method]
 
 
 def _heed(stop: StopRequest | None) -> None:
@@ -131,15 +144,10 @@ def _fit_on_still_models(
     )
 
 
-def _baselines(config: OutOfFoldConfig) -> list[tuple[str, Settings]]:
-    kinds = ("batch", "stream")
-    grid = list(product(config.baselines, kinds, config.step_sizes))
-    for name in config.peers:
-        own = METHODS[name].defaults
-        sizes = [own.lr * scale for scale in config.peer_scales]
-        grid += product((name,), dict.fromkeys((own.statistics.kind, "stream")), sizes)
+def _grid(methods: Sequence[str], kinds: Sequence[str], sizes: Sequence[float]) -> list[tuple[str, Settings]]:
     return [
-        (name, configure(METHODS[name].defaults, {"lr": lr, "statistics": kind})) for name, kind, lr in grid
+        (name, configure(METHODS[name].defaults, {"lr": lr, "statistics": kind}))
+        for name, kind, lr in product(methods, kinds, sizes)
     ]
 
 
@@ -148,27 +156,26 @@ def _try_baseline(method: str, settings: Settings, streams: Sequence[LeftOutStre
     return _row(method, method, settings, _scores(streams, outputs))
 
 
-def _shorter(streams: Sequence[LeftOutStream], images: int) -> list[LeftOutStream]:
-    """Return the beginnings of the streams: many methods at many step sizes take their time."""
-    return [
-        replace(one, stream=replace(one.stream, order=one.stream.order[:images]), labels=one.labels[:images])
-        for one in streams
-    ]
-
-
 def _collect(rows: Sequence[Row], final: Row) -> tuple[dict[str, dict[str, dict[str, Any]]], list[Row]]:
     """Return the options of every method by kind of statistics, and the rows with each choice marked."""
     rule = {"update": final.update, "lr": final.lr, "follow": final.follow, "predict": final.predict}
-    methods: dict[str, dict[str, dict[str, Any]]] = {"vnl": dict.fromkeys(KINDS, rule)}
-    marked = []
+    best = _best_step_sizes([row for row in rows if row.method != "vnl"])
+    marked = [
+        replace(row, chosen=row.chosen or best.get(row.method, {}).get(row.statistics) == {"lr": row.lr})
+        for row in rows
+    ]
+    return {"vnl": dict.fromkeys(KINDS, rule), **best}, marked
+
+
+def _best_step_sizes(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
+    best: dict[tuple[str, str], Row] = {}
     for row in rows:
-        rivals = [other for other in rows if (other.method, other.statistics) == (row.method, row.statistics)]
-        if row.method != "vnl" and row is max(rivals, key=lambda other: other.accuracy):
-            methods.setdefault(row.method, {})[row.statistics] = {"lr": row.lr}
-            marked.append(replace(row, chosen=True))
-        else:
-            marked.append(row)
-    return methods, marked
+        key = (row.method, row.statistics)
+        best[key] = max(best.get(key, row), row, key=lambda one: one.accuracy)
+    methods: dict[str, dict[str, dict[str, Any]]] = {}
+    for (method, kind), row in best.items():
+        methods.setdefault(method, {})[kind] = {"lr": row.lr}
+    return methods
 
 
 def _candidates(config: OutOfFoldConfig) -> list[VnlSettings]:

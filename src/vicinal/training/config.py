@@ -81,9 +81,6 @@ class OutOfFoldConfig:
     updates: tuple[Literal["none", "entropy", "anchored"], ...] = ("none", "entropy", "anchored")
     tolerance: float = 0.005  # accuracies this close count as level: the safer rule is taken
     baselines: tuple[str, ...] = ("soft", "hard", "probabilistic")
-    peers: tuple[str, ...] = ()  # methods whose step size is a multiple of their own paper's
-    peer_scales: tuple[float, ...] = (0.1, 1.0, 10.0)
-    peer_images: int = 500  # of each left-out stream, for them: as many as for vnl
 
     def __post_init__(self) -> None:
         for name in self.hardenings:

@@ -19,7 +19,7 @@ from vicinal.training import algorithms
 from vicinal.training.choose import choose_rule
 from vicinal.training.config import OutOfFoldConfig, TrainConfig, as_dict
 from vicinal.training.learner import ALGORITHMS, make_learner
-from vicinal.training.left_out import Fold, folds, left_out_streams
+from vicinal.training.left_out import Fold, LeftOutStream, folds, left_out_streams
 from vicinal.training.loop import run_stage
 from vicinal.training.progress import Progress, Silent, StopRequest, stop_on_interrupt
 from vicinal.training.state import same_config
@@ -130,11 +130,7 @@ def add_out_of_fold(
     run: Run,
 ) -> Trained:
     """Return the model with phis fitted and a rule chosen on domains that left-out models never saw."""
-    every = [
-        left_out_fold(spec, sources, without, config, run)
-        for without in folds(len(sources), out_of_fold.leave_out)
-    ]
-    streams = left_out_streams(every, out_of_fold, derived_seed(config.seed, "streams"))
+    streams = all_left_out_streams(spec, sources, config, out_of_fold, run)
     chosen = choose_rule(streams, out_of_fold, derived_seed(config.seed, "phi"), run.progress, run.stop)
     choice = {
         "methods": chosen.methods,
@@ -149,6 +145,21 @@ def add_out_of_fold(
         choice=choice,
         config=config_with,
     )
+
+
+def all_left_out_streams(
+    spec: ModelSpec,
+    sources: Sequence[SourceDomain],
+    config: TrainConfig,
+    out_of_fold: OutOfFoldConfig,
+    run: Run,
+) -> list[LeftOutStream]:
+    """Return the streams of every left-out domain, each with the model that never saw it."""
+    every = [
+        left_out_fold(spec, sources, without, config, run)
+        for without in folds(len(sources), out_of_fold.leave_out)
+    ]
+    return left_out_streams(every, out_of_fold, derived_seed(config.seed, "streams"))
 
 
 def left_out_fold(

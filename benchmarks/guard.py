@@ -1,0 +1,203 @@
+"""What the guard is worth where methods collapse, and what it costs where they are well.
+
+    vicinal compare digits --out comparison
+    python benchmarks/guard.py comparison --out results/guard
+
+Takes the source models of a comparison. Every method runs with and without the guard over
+
+- healthy streams: the targets in random order, at the step size chosen on left-out domains;
+- a stream built to collapse: sorted by class, ten times that step size, 30 batches of noise in the middle.
+
+Accuracy is that on the real images. `--left-out` runs the same on left-out source domains, which is where the
+guard's limits were chosen, and never on the targets.
+"""
+
+import argparse
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import vicinal.adapters  # noqa: F401  fills the registry
+from vicinal.adapters.contract import METHODS, adapt
+from vicinal.adapters.guard import Guarded
+from vicinal.benchmarks.peers import FIXED, TRAINED_FOR
+from vicinal.benchmarks.prepare import roles_for
+from vicinal.checkpoint import Trained, load
+from vicinal.data.load import load_dataset
+from vicinal.data.streams import StreamSpec, make_stream
+from vicinal.errors import AdapterError
+from vicinal.versions import versions
+
+BATCH = 20
+NOISE = 30
+HIGH = 10.0  # times the step size that was chosen
+FEWER_VIEWS = {"memo": {"views": 8}, "cotta": {"views": 8}}
+Batches = list[tuple[Tensor, Tensor | None]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A method on one source model."""
+
+    method: str
+    folder: Path
+    seed: int
+    left_out: bool
+
+
+def source_of(method: str) -> str:
+    """Return the algorithm whose model a method starts from."""
+    return next((name for name, methods in TRAINED_FOR.items() if method in methods), "neighbor")
+
+
+def trials(job: Job) -> Iterator[tuple[Trained, str, Tensor, Tensor]]:
+    """Yield models with domains that they never saw: name, images and labels."""
+    trained = load(job.folder)
+    if not job.left_out:
+        roles = roles_for(trained)
+        for target in roles.targets:
+            whole = torch.arange(len(target.images))
+            yield trained, target.name, target.images[whole], roles.answers[target.name]
+        return
+    data = load_dataset(trained.provenance["dataset"], seed=trained.provenance["data_seed"])
+    for fold in sorted((job.folder / "left_out").iterdir()):
+        seen = load(fold)
+        away = [n for n in trained.provenance["sources"] if n not in seen.provenance["sources"]]
+        seen.choice |= trained.choice
+        for name in away:
+            domain = data.domains[name]
+            yield seen, f"{fold.name}/{name}", domain.images[torch.arange(len(domain.images))], domain.labels
+
+
+def batches(images: Tensor, labels: Tensor, collapse: bool, seed: int) -> Batches:
+    """Return the stream with its labels; batches of noise have none."""
+    stream = make_stream(
+        StreamSpec("class_sorted" if collapse else "online", BATCH), [images], [labels], seed
+    )
+    found: Batches = []
+    for index, x in enumerate(stream.batches("cpu")):
+        found.append((x, labels[stream.order[index * BATCH : index * BATCH + len(x)]]))
+    if collapse:
+        generator = torch.Generator().manual_seed(seed)
+        noise = [torch.rand(BATCH, *images.shape[1:], generator=generator) for _ in range(NOISE)]
+        half = len(found) // 2
+        found[half:half] = [(x, None) for x in noise]
+    return found
+
+
+def accuracy(classify: nn.Module, stream: Batches) -> float:
+    right = images = 0
+    for x, y in stream:
+        found = classify(x).argmax(-1)
+        if y is not None:
+            right += int((found == y).sum())
+            images += len(y)
+    return 100 * right / images
+
+
+def run(job: Job) -> list[dict[str, Any]]:
+    """Return one row for every domain, kind of statistics and stream."""
+    torch.set_num_threads(1)
+    rows = []
+    for trained, domain, images, labels in trials(job):
+        options = with_step_sizes(trained, job)
+        for collapse in (False, True):
+            stream = batches(images, labels, collapse, job.seed)
+            erm = accuracy(adapt(trained, "erm"), stream)
+            for kind in dict.fromkeys((METHODS[job.method].defaults.statistics.kind, "stream")):
+                chosen = {
+                    **FEWER_VIEWS.get(job.method, {}),
+                    "statistics": kind,
+                    "seed": job.seed,
+                    **options.get(kind, {}),
+                }
+                try:
+                    adapter = adapt(trained, job.method, **chosen)
+                    if collapse:
+                        adapter = adapt(trained, job.method, **{**chosen, "lr": HIGH * adapter.settings.lr})
+                except AdapterError:
+                    continue  # the left-out models have no part that the method needs
+                plain = accuracy(adapter, stream)
+                adapter.reset()
+                guarded = Guarded(adapter)
+                row = {
+                    "method": job.method,
+                    "statistics": kind,
+                    "stream": "collapse" if collapse else "healthy",
+                }
+                row |= {
+                    "seed": job.seed,
+                    "domain": domain,
+                    "lr": adapter.settings.lr,
+                    "erm": erm,
+                    "plain": plain,
+                }
+                rows.append({**row, "guarded": accuracy(guarded, stream), "alarms": len(guarded.events)})
+    return rows
+
+
+def with_step_sizes(trained: Trained, job: Job) -> dict[str, dict[str, Any]]:
+    """Return what the comparison chose for the method, by kind of statistics."""
+    path = job.folder / "step_sizes" / f"{job.method}.json"
+    if job.method in FIXED or not path.exists():
+        return {}
+    found: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return means over domains and seeds, one line for every method, kind of statistics and stream."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[row["stream"], row["method"], row["statistics"]].append(row)
+    lines = [
+        "| stream | method | statistics | erm | without | with guard | less erm | less without | alarms |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for key, group in sorted(groups.items()):
+        erm, plain, guarded, alarms = (
+            mean(row[name] for row in group) for name in ("erm", "plain", "guarded", "alarms")
+        )
+        gains = f"{guarded - erm:+.1f} | {guarded - plain:+.2f}"
+        figures = f"{erm:.1f} | {plain:.1f} | {guarded:.1f} | {gains} | {alarms:.1f}"
+        lines.append(f"| {' | '.join(key)} | {figures} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("comparison", type=Path, help="the --out of `vicinal compare`")
+    parser.add_argument("--methods", default="all")
+    parser.add_argument("--left-out", action="store_true")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, default=Path("results/guard"))
+    args = parser.parse_args()
+    methods = list(METHODS) if args.methods == "all" else args.methods.split(",")
+    jobs = []
+    for method in methods:
+        for folder in sorted((args.comparison / "models").glob(f"{source_of(method)}-*")):
+            jobs.append(Job(method, folder, int(folder.name.rsplit("-", 1)[1]), args.left_out))
+    rows: list[dict[str, Any]] = []
+    name = "left_out" if args.left_out else "targets"
+    args.out.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
+        for count, found in enumerate(pool.map(run, jobs), start=1):
+            rows += found
+            print(f"{count} of {len(jobs)}", end="\r", flush=True)
+            lines = [json.dumps({**row, "versions": versions()}) for row in rows]
+            (args.out / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
