@@ -105,7 +105,7 @@ def test_the_defaults_are_the_papers(make_source: Any, images: Any, net: str) ->
     defaults = METHODS["sar"].defaults
     assert {name: getattr(defaults, name) for name in PAPER} == PAPER
     assert (defaults.optimizer, defaults.momentum, defaults.parameters) == ("sgd", 0.9, "norm")
-    assert (defaults.predict, defaults.statistics.kind, defaults.exclude) == ("before", "batch", ())
+    assert (defaults.predict, defaults.statistics.kind, defaults.exclude) == ("before", "batch", None)
 
 
 @pytest.mark.parametrize("kind", ["batch", "source"])
@@ -172,6 +172,52 @@ def test_excluded_layers_stay(make_source: Any, images: Any) -> None:
         adapt(source, "sar", exclude=("layer4",))
     with pytest.raises(AdapterError, match="nothing to update"):
         adapt(source, "sar", exclude=("features",))
+
+
+class Staged(nn.Module):
+    """A net whose layers are called as a ResNet's, a ViT's or nobody's are."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        for name in names:
+            *above, last = name.split(".")
+            owner: Any = self
+            for part in above:
+                if not hasattr(owner, part):
+                    owner.add_module(part, nn.Module())
+                owner = getattr(owner, part)
+            owner.add_module(last, nn.GroupNorm(1, 3))
+        self.names = names
+        self.fc = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name in self.names:
+            x = self.get_submodule(name)(x)
+        return self.fc(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("names", "moving"),
+    [
+        (("bn1", "layer1.bn", "layer4.bn", "layer4.bn2"), {"bn1", "layer1.bn"}),
+        (
+            ("blocks.0.norm", "blocks.8.norm", "blocks.9.norm", "blocks.11.norm", "norm"),
+            {"blocks.0.norm", "blocks.8.norm"},
+        ),
+        (("stages.norm", "stages.blocks.9", "pre_norm"), {"stages.norm", "stages.blocks.9", "pre_norm"}),
+        (("norm",), {"norm"}),
+    ],
+)
+def test_the_last_layers_stay_where_the_authors_leave_them_out(
+    names: tuple[str, ...], moving: set[str]
+) -> None:
+    adapter = adapt(Staged(*names), "sar")
+    updated = {id(value) for value in adapter.optimizer.param_groups[0]["params"]}
+    layers = {name: adapter.model.get_submodule(f"net.{name}") for name in names}
+    assert {name for name, layer in layers.items() if id(layer.weight) in updated} == moving
+    assert all(layer.weight.requires_grad == (name in moving) for name, layer in layers.items())
+    everything = adapt(Staged(*names), "sar", exclude=())
+    assert len(everything.optimizer.param_groups[0]["params"]) == 2 * len(names)
 
 
 def test_constants_out_of_range_are_refused(make_source: Any) -> None:

@@ -97,11 +97,15 @@ class SlowTast:
             members = by_class(projected, labels)
             said = [prototype_logits(u, members, self.told["scale"]).detach() for u in projected]
             for i in range(len(z)):
-                target, p = votes([said[j] for j in neighbors_of(z[i], features, self.told["k"])])
+                target, p = votes([said[j] for j in neighbors_of(z[i], features, self.neighbors())])
                 y[i] += p / len(self.alpha)
                 logits = prototype_logits(self.project(view[i], e), members, self.told["scale"])
                 loss = loss + divergence(target, logits) / len(z)
         return loss, y
+
+    def neighbors(self) -> int:
+        kept = self.told["per_class"]
+        return max(1, min(self.told["k"], len(self.supports) // CLASSES if kept == -1 else kept))
 
     def step(self, x: Tensor, view: Tensor | None = None, predict: str = "before") -> Tensor:
         with torch.no_grad():
@@ -144,7 +148,9 @@ def test_tast_agrees_with_the_slow_reference(
     [
         ({"per_class": 1}, {"per_class": 1}),
         ({"per_class": -1}, {"per_class": -1}),
-        ({"neighbors": 4}, {"k": 4}),
+        ({"per_class": -1, "neighbors": 8}, {"per_class": -1, "k": 8}),
+        ({"neighbors": 1}, {"k": 1}),
+        ({"neighbors": 4}, {"k": 3}),
         ({"scale": 2.0}, {"scale": 2.0}),
         ({"lr": 1e-2}, {"lr": 1e-2}),
     ],
@@ -214,7 +220,8 @@ class SlowTastBN:
         said = [prototype_logits(f, members, self.scale).detach() for f in features]
         loss, y = torch.zeros((), dtype=x.dtype), []
         for i in range(len(x)):
-            target, p = votes([said[j] for j in neighbors_of(clean[i], features, self.k)])
+            near = neighbors_of(clean[i], features, min(self.k, self.per_class))
+            target, p = votes([said[j] for j in near])
             y.append(p)
             loss = loss + divergence(target, prototype_logits(z[i], members, self.scale)) / len(x)
         return loss, torch.stack(y)
@@ -259,7 +266,8 @@ def test_tast_bn_agrees_with_the_slow_reference(
         ({"per_class": 1}, {"per_class": 1}),
         ({"per_class": -1, "support_limit": 12}, {"per_class": 3}),
         ({"per_class": 5, "support_limit": 7}, {"per_class": 1}),
-        ({"neighbors": 4}, {"k": 4}),
+        ({"neighbors": 1}, {"k": 1}),
+        ({"per_class": 3, "neighbors": 4}, {"per_class": 3, "k": 3}),
         ({"scale": 2.0}, {"scale": 2.0}),
     ],
 )

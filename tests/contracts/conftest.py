@@ -27,7 +27,7 @@ CLASSES = 4
 # Methods that choose what they learn from, told to choose more: the models here are not sure of anything.
 CHOOSY = {
     "pl": {"threshold": 0.3},
-    "shot_im": {"threshold": 0.3},
+    "shot_im": {"threshold": 0.3, "label_weight": 0.1},
     "eata": {"margin": 0.95, "similarity": 2.0},
     "sar": {"margin": 0.95},
     "rotta": {"update_every": 3, "capacity": 8},  # streams here are shorter than its memory

@@ -32,8 +32,8 @@ class EataSettings(Settings):
     optimizer: Literal["adam", "sgd"] = "sgd"
     momentum: float = 0.9  # the authors' main.py
     margin: float = 0.4  # reliable: entropy below this times ln(classes); E_0 of the paper
-    # Not redundant: cosine with the average prediction below this; epsilon of the paper, 0.4 for the ten
-    # classes of CIFAR-10, 0.05 for the thousand of ImageNet.
+    # Not redundant: cosine with the average prediction below this; epsilon of the paper. 0.4, for the ten
+    # classes of CIFAR-10, is from the paper only; the authors' main.py has 0.05, for ImageNet's thousand.
     similarity: float = 0.4
     average: float = 0.9  # what the average prediction keeps of itself at every update
     fisher_weight: float = 2000.0  # of the penalty; fisher_alpha of the authors' main.py, beta of the paper
@@ -73,10 +73,13 @@ class Eata(Adapter):
     Statistics: the batch's.
     Fisher information: `fisher_information` makes F from unlabelled source images, to be kept in
     `Trained.extras`. Without it there is no penalty: the authors call that ETA.
-    Defaults: SGD, lr 2.5e-4, momentum 0.9, margin 0.4, fisher_weight 2000 as in the authors' main.py
-    (batches of 64); similarity 0.4, the paper's for CIFAR-10. One over the root of the number of classes is
-    the cosine with an even average: with six classes or fewer 0.4 lets hardly anything pass after the first
-    batch, with many it hardly filters (the paper has 0.05 for ImageNet).
+    Defaults: SGD, lr 2.5e-4, momentum 0.9, margin 0.4, fisher_weight 2000 as in the authors' main.py, which
+    is for ImageNet-C at batches of 64; similarity 0.4, for CIFAR-10, is from the paper only. One over the
+    root of the number of classes is the cosine with an even average: with six classes or fewer 0.4 lets
+    hardly anything pass after the first batch, with many it hardly filters (main.py has 0.05).
+
+    Departs: the code knows BatchNorm alone; here GroupNorm and LayerNorm are updated as well. `reset` forgets
+    m too; the code's keeps it.
     """
 
     predicts = ("own", "before")

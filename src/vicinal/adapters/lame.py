@@ -32,8 +32,10 @@ class LameSettings(Settings):
     """What `lame` can be told besides what every method can."""
 
     statistics: StatisticsConfig = field(default_factory=lambda: StatisticsConfig("source"))
-    affinity: Literal["knn", "rbf", "linear"] = "knn"  # the paper's first choice
-    neighbors: int = 5  # of an image, and of the width of rbf; LAME_KNN of the authors' code
+    affinity: Literal["knn", "rbf", "linear"] = "knn"  # from the paper only; the authors' code starts at rbf
+    neighbors: int = (
+        5  # of an image, and of the width of rbf; LAME_KNN of the authors' code, chosen of 1, 3, 5
+    )
     iterations: int = 100  # at most; the authors' code
     tolerance: float = 1e-8  # relative change of the energy that counts as none; the authors' code
 
@@ -60,10 +62,17 @@ class Lame(Adapter):
     `knn`: w_ij = 1 for the `neighbors` nearest of i by the distance of normalised features, not made
     symmetric, as in the authors' code; `rbf`: exp(-d^2 / 2 s^2); `linear`: the cosine.
 
-    Updated: nothing. Prediction: log y, of the batch at hand alone. Source statistics, as in the paper. The
-    authors' code floors p at 1e-10; here its logarithm is exact. An image alone in its batch keeps its own
-    prediction. It gains where images that come together share classes, and loses on shuffled small batches of
-    many classes, where most neighbors are of another class.
+    Updated: nothing.
+    Prediction: log y, of the batch at hand alone.
+    Statistics: the source's, as in the authors' code.
+    Defaults: 5 neighbors, at most 100 iterations and the tolerance by the authors' code; `knn` is from the
+    paper only.
+
+    Departs: the released configuration has `rbf` where nothing else is said, and tries all three; `knn` is
+    kept because the pull of `rbf` grows with the batch. The code floors p at 1e-10; here its logarithm is
+    exact. An image alone in its batch keeps its own prediction whatever the affinity. It gains where images
+    that come together share classes, and loses on shuffled small batches of many classes, where most
+    neighbors are of another class.
     """
 
     settings: LameSettings

@@ -78,14 +78,18 @@ class Rotta(Adapter):
     M <= 64 images, a strong augmentation. Ages count images, in units of the memory's size. An image of
     label c enters if there is room in its class (64 / C), else in place of the worst of its class, or of the
     largest classes when the memory is full, by the score lambda_t / (1 + e^-age) + lambda_u H / log C, and
-    only if it is better itself. Adam 1e-3 on scale and shift of normalization; then the teacher follows at
-    0.001. Prediction is the teacher's from before the update; predict="own": from after it. All defaults are
-    those of the authors' configuration.
+    only if it is better itself. After each update the teacher follows at 0.001.
 
-    On stream statistics, the default, normalization is the paper's robust one: in updates both models run on
-    0.95 running + 0.05 memory moments and keep them; predictions run on what the teacher kept. With
-    norm_rate=None they run on the package's own stream average. Departs from the code: the augmentation
-    lacks gamma, rotation, blur and noise and is drawn for each image.
+    Updated: scale and shift of normalization, by Adam 1e-3.
+    Prediction: the teacher's from before the update; predict="own": from after it.
+    Statistics: on stream statistics, the default, normalization is the paper's robust one: in updates both
+    models run on 0.95 running + 0.05 memory moments and keep them; predictions run on what the teacher kept.
+    With norm_rate=None they run on the package's own stream average.
+    Defaults: the authors' configuration (batches of 64), every one of them.
+
+    Departs: the augmentation lacks gamma, rotation, blur and noise and is drawn for each image, in the code
+    once for the memory. The code knows BatchNorm alone; here GroupNorm and LayerNorm are updated as well.
+    Several steps repeat the update; the code's would remember the batch again.
     """
 
     predicts = ("own", "before")

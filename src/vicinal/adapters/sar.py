@@ -16,6 +16,9 @@ from vicinal.functional.peers_entropy import entropies, masked_mean
 
 TINY = 1e-12  # keeps the climb finite where the gradient is zero, as in the authors' sam.py
 NOTHING_YET = -1.0  # the average of losses before the first one; no loss is below 0
+# What the authors' code leaves out: the last stage of ResNets; the last blocks and the norm of ViT-B.
+LAST_LAYERS = ("layer4", "blocks.9", "blocks.10", "blocks.11", "norm")
+ROOTS = ("features", "net")  # what such layers are under: of a model built here, of somebody's own
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,7 @@ class SarSettings(Settings):
     rho: float = 0.05  # how far the weights climb before the gradient is taken; the paper's
     recovery: float = 0.2  # back to the source when the average loss falls under this; e_0 of the paper
     average: float = 0.9  # what the average loss keeps of itself at every update
-    # Layers that stay, by parts of their dotted names. The authors leave out the last ones: "layer4" of
-    # ResNets; "blocks.9", "blocks.10", "blocks.11" and "norm" of ViT-B.
-    exclude: tuple[str, ...] = ()
+    exclude: tuple[str, ...] | None = None  # layers that stay, by parts of dotted names; None: LAST_LAYERS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,17 +65,19 @@ class Sar(Adapter):
     theta + rho * grad L / |grad L|, over the samples of S that are still reliable there, and applied at
     theta. An average of that second loss, a <- 0.9 a + 0.1 L, is kept; under `recovery` the model has
     collapsed: weights, optimizer and statistics go back to the source.
-    Updated: scale and shift of every normalization layer but those under `exclude`.
+    Updated: scale and shift of every normalization layer but those under `exclude`: by default, as in the
+    authors' code, `layer4` of a ResNet, the blocks 9 to 11 and the last norm of a ViT; a net that has no such
+    layers, or no others, is updated whole.
     Prediction: before the last update of the batch, from the first pass.
     Statistics: the batch's, for nets with BatchNorm.
     Defaults: SGD, lr 2.5e-4, momentum 0.9, margin 0.4, rho 0.05, recovery 0.2: the authors' code for
-    ResNet-50 at batches of 64. It scales lr with the batch below 32, to 1/32 at batches of one, and leaves
-    out the last layers; neither is done here unless told (`lr`, `exclude`).
+    ResNet-50 at batches of 64 (ViT-B: lr 1e-3). Where no sample is reliable the gradient is zero and momentum
+    goes on, as in that code.
 
-    Where the paper and the code differ: the code's average of losses outlives the recovery, so that a
+    Departs: the code scales lr with the batch, of a ResNet below 32 (to 1/32 at batches of one), of a ViT
+    always; here lr is what is asked for. The code's average of losses outlives the recovery, so that a
     collapse is followed by one recovery a batch until the average has climbed; here, as its `reset` means to,
-    the average starts anew. Where no sample is reliable the gradient is zero and momentum goes on, as in the
-    code.
+    the average starts anew.
     """
 
     predicts = ("own", "before")
@@ -85,26 +88,32 @@ class Sar(Adapter):
         """Set up the optimizer without the excluded layers, and the average of losses."""
         self.optimizer = optimizer_for(self)
         (group,) = self.optimizer.param_groups
-        left_out = {id(value) for value in self._excluded()}
-        group["params"] = [value for value in group["params"] if id(value) not in left_out]
+        for value in self._excluded():
+            value.requires_grad_(False)
+        group["params"] = [value for value in group["params"] if value.requires_grad]
         if not group["params"]:
             raise AdapterError("exclude leaves nothing to update: name fewer layers")
         start = torch.tensor(NOTHING_YET).to(group["params"][0])
         self.register_buffer("loss_average", start)
 
     def _excluded(self) -> list[Tensor]:
-        """Return the parameters under the excluded layers, which stop asking for gradients."""
+        """Return the parameters under the excluded layers."""
+        if self.settings.exclude is None:
+            parts = [f".{root}.{part}." for root in ROOTS for part in LAST_LAYERS]
+            usual = [value for part in parts for value in self._inside(part)]
+            left_out = {id(value) for value in usual}
+            moving = [value for value in self.model.parameters() if value.requires_grad]
+            return [] if all(id(value) in left_out for value in moving) else usual
         found = []
         for part in self.settings.exclude:
-            inside = [
-                value.requires_grad_(False)
-                for name, value in self.model.named_parameters()
-                if f".{part}." in f".{name}."
-            ]
+            inside = self._inside(f".{part}.")
             if not inside:
                 raise AdapterError(f"exclude names '{part}', which is no layer of this model")
             found += inside
         return found
+
+    def _inside(self, part: str) -> list[Tensor]:
+        return [value for name, value in self.model.named_parameters() if part in f".{name}."]
 
     def adapt(self, x: Tensor) -> Tensor:
         """Update by the reliable samples; predict before the last update, or after it."""

@@ -29,10 +29,11 @@ class TastSettings(SupportSettings):
 
     predict: Predict = "before"  # before the last update, as in the authors' code
     lr: float = 1e-3  # the paper's, with Adam
-    heads: int = 20  # size of the ensemble; the paper's
+    heads: int = 20  # size of the ensemble; the paper's, from the code's choices 1, 5, 10, 20
     reduction: int = 4  # features are projected to a quarter of their number; the authors' code
-    neighbors: int = 4  # supports that label an image; from the paper's choices 1, 2, 4, 8
-    scale: float = 10.0  # of cosines before the softmax, 1 / 0.1; the paper's
+    # Supports that label an image, never more than a class can have; from the code's choices 1, 2, 4, 8.
+    neighbors: int = 4
+    scale: float = 10.0  # of cosines before the softmax; tau of the authors' code
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,12 +78,19 @@ class Tast(Adapter):
         target = mean over neighbors of the one-hot argmax of y(s),
         L = (1/N) sum_i KL(target_i || softmax(scale * cos(u(z_i), class means of u))),
 
-    summed over the heads. Updated: the heads, by Adam 1e-3. Prediction: the mean over heads and neighbors of
-    y(s), from before the last update as in the authors' code ("own": from after it), returned as its
-    logarithm. Source statistics (evaluation mode) and 20 heads to a quarter of the features by the authors'
-    code, `scale` 10 by the paper; `per_class` and `neighbors` are in the middle of what the paper chooses
-    from. The code averages KL over classes too; to Adam that is the same. With `per_class` -1 the memory
-    grows with the stream.
+    summed over the heads.
+
+    Updated: the heads, by Adam 1e-3.
+    Prediction: the mean over heads and neighbors of y(s), from before the last update ("own": from after it),
+    returned as its logarithm.
+    Statistics: the source's (evaluation mode).
+    Defaults: Adam 1e-3, scale 10, heads to a quarter of the features, drawn by Kaiming's rule, and prediction
+    before the last update by the authors' code; 20 heads, `per_class`, `neighbors` and one step (or 3) are
+    among what it chooses from by source validation. There are never more neighbors than supports of a class:
+    `per_class`, or where all are kept the supports over the classes.
+
+    Departs: the code averages KL over classes too, which to Adam is the same, and gives a class without
+    supports a cosine of 0; here it is not predicted. With `per_class` -1 the memory grows with the stream.
     """
 
     predicts = ("own", "before")
@@ -104,7 +112,9 @@ class Tast(Adapter):
         """Train the heads on the labels of neighbors, and predict by those labels."""
         z, logits = predict(self, x)
         add(self, z, logits, self.settings.per_class)
-        nearest = nearest_supports(z, self.memory["supports"], self.settings.neighbors)[1]
+        supports = self.memory["supports"]
+        count = neighbor_count(self.settings.neighbors, self.settings.per_class, len(supports), self.classes)
+        nearest = nearest_supports(z, supports, count)[1]
         view = self._view(x, z)
         for _ in range(self.settings.steps):
             y = self._learn(view, nearest)
@@ -140,6 +150,12 @@ class Tast(Adapter):
         """Return the targets (E, N, C) of each head and the prediction (N, C) of all."""
         labels = one_hot(self, self.classes)
         return neighbor_votes(prototype_logits(projected, projected, labels, self.settings.scale), nearest)
+
+
+def neighbor_count(neighbors: int, per_class: int, supports: int, classes: int) -> int:
+    """Return how many supports label an image: at most as many as a class can have, or has on average."""
+    most = supports // classes if per_class == -1 else per_class
+    return max(1, min(neighbors, most))
 
 
 def neighbor_votes(logits: Tensor, nearest: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from vicinal.adapters.contract import Adapter, Parameters, Predict, Traits, regi
 from vicinal.adapters.passes import as_logits, look, optimizer_for
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.adapters.supports import SupportSettings, add, one_hot
-from vicinal.adapters.tast import neighbor_votes
+from vicinal.adapters.tast import neighbor_count, neighbor_votes
 from vicinal.checkpoint import Trained
 from vicinal.errors import ConfigError
 from vicinal.functional.losses import soft_cross_entropy
@@ -31,8 +31,9 @@ class TastBNSettings(SupportSettings):
     predict: Predict = "before"  # before the last update, as in the authors' code
     lr: float = 1e-3  # the paper's, with Adam
     parameters: Parameters = "norm"
-    neighbors: int = 4  # supports that label an image; from the paper's choices 1, 2, 4, 8
-    scale: float = 10.0  # of cosines before the softmax, 1 / 0.1; the paper's
+    # Supports that label an image, never more than a class can have; from the code's choices 1, 2, 4, 8.
+    neighbors: int = 4
+    scale: float = 10.0  # of cosines before the softmax; tau of the authors' code
     support_limit: int = 150  # images kept in all, an equal share for each class; the authors' code
 
     def __post_init__(self) -> None:
@@ -54,12 +55,18 @@ class TastBN(Adapter):
         target = mean over neighbors of the one-hot argmax of y(s),
         L = (1/N) sum_i KL(target_i || softmax(scale * cos(z_i, class means))).
 
-    Updated: scale and shift of normalization layers, by Adam 1e-3. Prediction: the mean of y(s) over the
-    neighbors, from before the last update as in the authors' code ("own": from after it), returned as its
-    logarithm. Statistics of the batch and the supports together, as in the authors' code; a single image runs
-    on the average over the stream, and so do its supports. At most 150 supports in all by the authors' code,
-    also where `per_class` is -1 (there without a limit). The code averages KL over classes too; to Adam that
-    is the same.
+    Updated: scale and shift of normalization layers, by Adam 1e-3.
+    Prediction: the mean of y(s) over the neighbors, from before the last update ("own": from after it),
+    returned as its logarithm.
+    Statistics: of the batch and the supports together; a single image runs on the average over the stream,
+    and so do its supports.
+    Defaults: Adam 1e-3, scale 10, prediction, statistics and at most 150 supports in all by the authors'
+    code; `per_class` (1, 5 or 20), `neighbors` and one step (or 3) are among what it chooses from by source
+    validation. There are never more neighbors than supports of a class.
+
+    Departs: the limit of 150 also holds where `per_class` is -1, which the code does not offer. The code
+    averages KL over classes too, which to Adam is the same, gives a class without supports a cosine of 0
+    (here it is not predicted) and knows BatchNorm alone.
     """
 
     predicts = ("own", "before")
@@ -122,7 +129,8 @@ class TastBN(Adapter):
     def _label(self, z: Tensor, supports: Tensor) -> tuple[Tensor, Tensor]:
         """Return targets and prediction (N, C) by the supports nearest to each feature."""
         labels = one_hot(self, self.classes)
-        nearest = nearest_supports(z, supports, self.settings.neighbors)[1]
+        count = neighbor_count(self.settings.neighbors, self.per_class, len(supports), self.classes)
+        nearest = nearest_supports(z, supports, count)[1]
         votes = prototype_logits(supports, supports, labels, self.settings.scale).unsqueeze(0)
         targets, y = neighbor_votes(votes, nearest)
         return targets[0], y

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.adapters.contract import Adapter, Traits, register
+from vicinal.adapters.contract import Adapter, Predict, Traits, register
 from vicinal.adapters.passes import look, optimizer_for, update_and_predict
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.adapters.supports import SupportSettings, add, one_hot, seed
@@ -14,7 +14,7 @@ from vicinal.checkpoint import Trained
 from vicinal.errors import ConfigError
 from vicinal.functional.peers_prototypes import nearest_supports, prototype_logits
 
-TRAITS = Traits(paper="Wang et al. 2023")
+TRAITS = Traits(paper="Wang et al. 2023", passes="1 forward, 1 backward")
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,14 @@ class TsdSettings(SupportSettings):
     """What `tsd` can be told besides what methods with supports can."""
 
     statistics: StatisticsConfig = field(default_factory=lambda: StatisticsConfig("batch"))
-    lr: float = 1e-4  # with Adam; the authors' code. The paper chooses it or 1e-5 by source validation
+    predict: Predict = "before"  # from the pass whose gradient is taken; the authors' code
+    lr: float = 1e-4  # with Adam; the authors' code, which also advises 1e-5, chosen by source validation
     per_class: int = 100  # memory bank, entropy filter; the authors' code
     neighbors: int = 3  # of the local clustering; the authors' code
-    local_weight: float = 0.1  # lambda of the local clustering; the paper's
+    local_weight: float = 0.1  # lambda of the local clustering; from the paper only
     scale: float = 1.0  # of cosines before the softmax; the authors' code has a temperature of 1
-    consistent: bool = True  # learn only from images on which classifier and prototypes agree
+    # Learn only from images on which classifier and prototypes agree; from the paper only.
+    consistent: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,13 +52,20 @@ class Tsd(Adapter):
         L = mean over i in A of  -sum_k p_ik log r_ik + lambda mean_j cos(z_i, s_j) |p_i - q_j|^2,
 
     A the images on which p and r have the same argmax (consistency filter). p teaches in the first term and
-    has no gradient there; in the second term it alone has one. Updated: all parameters, by Adam 1e-4.
-    Prediction: after the update ("before": from before it). Batch statistics, as in the authors' code.
+    has no gradient there; in the second term it alone has one.
 
-    The released code differs from the paper, which is followed here: it normalises by the sum of absolute
-    values, takes the softmax of p once more, compares logits with probabilities, gives the clustering the
-    opposite sign and weight 0, and has no consistency filter. A batch enters the bank once, not in every
-    step. With `per_class` -1 the bank grows with the stream.
+    Updated: all parameters, by Adam 1e-4.
+    Prediction: before the update, from the pass whose gradient is taken ("own": from after it).
+    Statistics: the batch's.
+    Defaults: step size, optimizer, one step, 100 supports a class, 3 neighbors, temperature, prediction and
+    statistics by the authors' code (batches of 128). The loss as it stands here, lambda and the consistency
+    filter are from the paper only.
+
+    Departs: from the released code, which has KL(r || p) in place of the first term and says that the other
+    direction does as well; normalises by the sum of absolute values, takes the softmax of p once more,
+    compares logits with probabilities in the second term, gives it the opposite sign and weight 0, and has no
+    consistency filter. A batch enters the bank once, not in every step. With `per_class` -1 really all are
+    kept, and the bank grows with the stream.
     """
 
     predicts = ("own", "before")
