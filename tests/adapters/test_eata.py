@@ -142,7 +142,7 @@ def test_the_penalty_pulls_back_to_the_source(make_source: Any, images: Any, wei
 def test_fisher_information_is_the_mean_square_of_batch_gradients(make_source: Any, images: Any) -> None:
     source, x = make_source(), images(17)
     before = copy.deepcopy(source.model.state_dict())
-    found = fisher_information(source.model, x, batch_size=6)
+    found = fisher_information(source.model, x.split(6))
     model = copy.deepcopy(source.model).train()
     expected: dict[str, Tensor] = {}
     for batch in (x[:6], x[6:12], x[12:]):
@@ -165,7 +165,7 @@ def test_fisher_information_is_the_mean_square_of_batch_gradients(make_source: A
 def test_fisher_information_travels_in_the_checkpoint(make_source: Any, images: Any, tmp_path: Any) -> None:
     source = make_source()
     source.model.float()
-    source.extras = fisher_information(source.model, images(8).float(), batch_size=4)
+    source.extras = fisher_information(source.model, images(8).float().split(4))
     save(tmp_path / "model.safetensors", source)
     adapter = adapt(load(tmp_path), "eata")
     assert len(adapter.penalised) == len(source.extras) > 0
@@ -178,10 +178,10 @@ def test_wrong_input_is_refused(make_source: Any, images: Any) -> None:
     source.extras[f"fisher.{name}.weight"] = torch.ones(3)
     with pytest.raises(AdapterError, match="another shape"):
         adapt(source, "eata")
-    with pytest.raises(AdapterError, match="at least one image"):
-        fisher_information(source.model, images(4)[:0])
+    with pytest.raises(AdapterError, match="at least one batch"):
+        fisher_information(source.model, [])
     with pytest.raises(AdapterError, match="no parameters"):
-        fisher_information(make_source(backbone="small_none").model, images(4))
+        fisher_information(make_source(backbone="small_none").model, [images(4)])
     for wrong in ({"margin": 0.0}, {"similarity": 0.0}, {"average": 1.0}, {"fisher_weight": -1.0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             adapt(make_source(), "eata", **wrong)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +21,8 @@ from vicinal.models.classifier import Classifier
 from vicinal.models.wrap import Wrapped
 
 FISHER = "fisher."  # prefix of a parameter's name in Trained.extras
+FISHER_IMAGES = 2000  # unlabelled source images it is made from; fisher_size of the authors' main.py
+FISHER_BATCH = 64  # of them at once; the authors' main.py
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class EataSettings(Settings):
 TRAITS = Traits(
     paper="Niu et al. 2022",
     updates="scale and shift of normalization layers",
-    source_data="Fisher information of a few source images, where the checkpoint has it",
+    source_data="Fisher information, stored by training; without it no penalty",
     batch_of_one="predicted, and updated, on the average over the stream",
     norms="any; a net without any needs parameters='all'",
     passes="1 forward, 1 backward; no backward where no sample is chosen",
@@ -71,8 +74,10 @@ class Eata(Adapter):
     Updated: scale and shift of every normalization layer.
     Prediction: before the last update of the batch, from the pass whose gradient is taken.
     Statistics: the batch's.
-    Fisher information: `fisher_information` makes F from unlabelled source images, to be kept in
-    `Trained.extras`. Without it there is no penalty: the authors call that ETA.
+    Fisher information: every training stores that of the normalization layers in `Trained.extras`, from up to
+    2000 source validation images and the model's own predictions, as in the authors' main.py. A model that
+    was not trained here, or before that was stored, has none and goes without the penalty: the authors call
+    that ETA. `fisher_information` makes it for any model.
     Defaults: SGD, lr 2.5e-4, momentum 0.9, margin 0.4, fisher_weight 2000 as in the authors' main.py, which
     is for ImageNet-C at batches of 64; similarity 0.4, for CIFAR-10, is from the paper only. One over the
     root of the number of classes is the cosine with an even average: with six classes or fewer 0.4 lets
@@ -152,7 +157,7 @@ class Eata(Adapter):
 
 
 def fisher_information(
-    model: Classifier | Wrapped, images: Tensor, batch_size: int = 64, parameters: Parameters = "norm"
+    model: Classifier | Wrapped, batches: Iterable[Tensor], parameters: Parameters = "norm"
 ) -> dict[str, Tensor]:
     """Return the diagonal Fisher information of a model's parameters as entries for `Trained.extras`.
 
@@ -160,8 +165,6 @@ def fisher_information(
     statistics, as in the authors' main.py, which takes 2000 unlabelled images of the source in batches of 64.
     The gradient is a batch's, not a sample's: F is smaller for larger batches.
     """
-    if len(images) == 0 or batch_size < 1:
-        raise AdapterError("Fisher information needs at least one image and a batch_size of at least 1")
     net = copy.deepcopy(model).eval().requires_grad_(False)
     norm = NormStatistics(net, StatisticsConfig("batch"))
     wanted = {id(value) for value in chosen_parameters(net, parameters)}
@@ -169,7 +172,7 @@ def fisher_information(
     if not values:
         raise AdapterError(f"this model has no parameters of kind '{parameters}': choose others")
     totals = [torch.zeros_like(value.requires_grad_(True)) for value in values.values()]
-    batches = torch.split(images, batch_size)
+    count = 0
     with torch.enable_grad():
         for x in batches:
             with norm.updating(len(x)):
@@ -177,4 +180,7 @@ def fisher_information(
             loss = F.cross_entropy(logits, logits.argmax(-1))
             gradients = torch.autograd.grad(loss, list(values.values()), materialize_grads=True)
             torch._foreach_addcmul_(totals, gradients, gradients)
-    return {FISHER + name: total / len(batches) for name, total in zip(values, totals, strict=True)}
+            count += 1
+    if count == 0:
+        raise AdapterError("Fisher information needs at least one batch of images")
+    return {FISHER + name: total / count for name, total in zip(values, totals, strict=True)}

@@ -18,6 +18,7 @@ from vicinal.models.inference import InferenceNet
 from vicinal.training import algorithms
 from vicinal.training.choose import choose_rule
 from vicinal.training.config import OutOfFoldConfig, TrainConfig, as_dict
+from vicinal.training.fisher import validation_fisher
 from vicinal.training.learner import ALGORITHMS, make_learner
 from vicinal.training.left_out import Fold, LeftOutStream, folds, left_out_streams
 from vicinal.training.loop import run_stage
@@ -108,6 +109,7 @@ def train_model(
             model.eval()
             extras |= stage.finish(learner, sources)
     used = phi if any(stage.uses_phi for stage in stages) else None
+    extras |= validation_fisher(model, sources, 2 * config.batch_size, derived_seed(config.seed, "fisher"))
     return Trained(
         model=model.eval(),
         backbone=spec.backbone,
