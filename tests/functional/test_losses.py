@@ -8,7 +8,14 @@ from torch import Tensor
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
 from torch.nn import functional as F
 
-from vicinal.functional.losses import gaussian_kl, label_cross_entropy, prediction_entropy, soft_cross_entropy
+from vicinal.functional.losses import (
+    entropies,
+    gaussian_kl,
+    label_cross_entropy,
+    prediction_entropy,
+    soft_cross_entropy,
+)
+from vicinal.functional.trust import entropy_of
 from vicinal.types import GaussianW
 
 
@@ -63,6 +70,8 @@ def test_a_label_sure_of_the_wrong_class_costs_much_but_not_infinity(dtype: torc
 
 def test_prediction_entropy_agrees_with_torch() -> None:
     logits = 3 * normal(8, 5)
+    torch.testing.assert_close(entropies(logits), Categorical(logits=logits).entropy())
+    torch.testing.assert_close(entropy_of(logits.softmax(-1)), entropies(logits))
     torch.testing.assert_close(prediction_entropy(logits), Categorical(logits=logits).entropy().mean())
     assert float(prediction_entropy(torch.zeros(2, 5))) == pytest.approx(math.log(5))
     sure = torch.tensor([[1e4, 0.0, 0.0]], requires_grad=True)

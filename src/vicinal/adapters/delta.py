@@ -15,8 +15,9 @@ from vicinal.adapters.passes import optimizer_for, update_and_predict
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.checkpoint import Trained
 from vicinal.errors import ConfigError
+from vicinal.functional.losses import entropies
 from vicinal.functional.normalization import Moments, mix
-from vicinal.functional.peers_entropy import balance_weights, entropies
+from vicinal.functional.peers_entropy import balance_weights
 
 
 @dataclass(frozen=True)

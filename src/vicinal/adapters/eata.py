@@ -16,7 +16,8 @@ from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
 from vicinal.adapters.steps import logits_on, step_and_predict, update_view
 from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError, ConfigError
-from vicinal.functional.peers_entropy import entropies, masked_mean
+from vicinal.functional.losses import entropies
+from vicinal.functional.peers_entropy import masked_mean
 from vicinal.models.classifier import Classifier
 from vicinal.models.wrap import Wrapped
 

@@ -5,6 +5,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from vicinal.functional.trust import entropy_of
+
 
 class Prediction(NamedTuple):
     """What an adapter says of the images of a batch, one value an image."""
@@ -35,9 +37,8 @@ def predict(adapter: Predictor, x: Tensor) -> Prediction:
     """
     p = adapter(x).float().softmax(-1)
     probability, label = p.max(-1)
-    entropy = -(p * p.clamp_min(torch.finfo(p.dtype).tiny).log()).sum(-1)
     draws, spread = adapter.draws, None
     if draws is not None and len(draws) > 1 and draws.shape[1] == len(label):
         of_label = draws.float().gather(-1, label.expand(len(draws), -1).unsqueeze(-1)).squeeze(-1)
         spread = of_label.std(0, correction=0)
-    return Prediction(label, probability, entropy, spread)
+    return Prediction(label, probability, entropy_of(p), spread)

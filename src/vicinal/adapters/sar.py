@@ -12,7 +12,8 @@ from vicinal.adapters.passes import optimizer_for
 from vicinal.adapters.steps import logits_on, step_and_predict, update_view
 from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError, ConfigError
-from vicinal.functional.peers_entropy import entropies, masked_mean
+from vicinal.functional.losses import entropies
+from vicinal.functional.peers_entropy import masked_mean
 
 TINY = 1e-12  # keeps the climb finite where the gradient is zero, as in the authors' sam.py
 NOTHING_YET = -1.0  # the average of losses before the first one; no loss is below 0

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from vicinal.adapters.contract import Adapter, Settings
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.errors import ConfigError
-from vicinal.functional.peers_entropy import entropies
+from vicinal.functional.losses import entropies
 from vicinal.functional.peers_prototypes import lowest_entropy
 
 PARTS = ("supports", "labels", "entropy")

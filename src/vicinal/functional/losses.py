@@ -24,10 +24,15 @@ def label_cross_entropy(y_hat: Tensor, y_true: Tensor) -> Tensor:
     return -picked.clamp_min(torch.finfo(picked.dtype).tiny).log().mean()
 
 
+def entropies(logits: Tensor) -> Tensor:
+    """Return the entropy of every prediction (N,): H_i = -sum_c p[i, c] log p[i, c]."""
+    log_p = F.log_softmax(logits, dim=-1)
+    return -(log_p.exp() * log_p).sum(-1)
+
+
 def prediction_entropy(logits: Tensor) -> Tensor:
     """Return the mean entropy of the predictions, L_E of Eq. (1): what `soft` labels minimise."""
-    log_p = F.log_softmax(logits, dim=-1)
-    return -(log_p.exp() * log_p).sum(-1).mean()
+    return entropies(logits).mean()
 
 
 def gaussian_kl(q: GaussianW, p: GaussianW, present: Tensor) -> Tensor:

@@ -1,14 +1,10 @@
-"""Losses of the methods that learn from their own confidence: entropies, confident labels, class balance."""
+"""Losses of the methods that learn from their own confidence: confident labels, information, balance."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-
-def entropies(logits: Tensor) -> Tensor:
-    """Return the entropy of every prediction (N,): H_i = -sum_c p[i, c] log p[i, c]."""
-    log_p = F.log_softmax(logits, dim=-1)
-    return -(log_p.exp() * log_p).sum(-1)
+from vicinal.functional.losses import prediction_entropy
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
@@ -32,7 +28,7 @@ def information_maximization(logits: Tensor, floor: float) -> Tensor:
     (1/N) sum_i H(p_i) + sum_c m_c log(m_c + floor), m = (1/N) sum_i p_i: sure of each, yet of all classes.
     """
     marginal = logits.softmax(-1).mean(0)
-    return entropies(logits).mean() + (marginal * (marginal + floor).log()).sum()
+    return prediction_entropy(logits) + (marginal * (marginal + floor).log()).sum()
 
 
 def balance_weights(p: Tensor, frequency: Tensor) -> Tensor:

@@ -26,9 +26,14 @@ class Comparison(NamedTuple):
         return self.excess / self.images
 
 
+def entropy_of(p: Tensor) -> Tensor:
+    """Return the entropy of each of the predictions p (N, C), in nats; of logits `entropies` is exact."""
+    return -(p * p.clamp_min(torch.finfo(p.dtype).tiny).log()).sum(-1)
+
+
 def mean_entropy(p: Tensor) -> Tensor:
     """Return the mean entropy of predictions p (N, C) in units of log C, between 0 and 1."""
-    entropy = -(p * p.clamp_min(torch.finfo(p.dtype).tiny).log()).sum(-1).mean()
+    entropy = entropy_of(p).mean()
     return entropy / torch.tensor(float(max(p.shape[-1], 2))).log().to(entropy)
 
 
