@@ -61,12 +61,12 @@ def compare(adapter: Any, reference: Reference, batches: list[Tensor], **step: A
 
 def test_the_defaults_are_those_of_the_t3a_code(make_source: Any, images: Any) -> None:
     source = sharp(make_source())
-    for told, weight in (({}, 0.0), ({"label_weight": 0.1}, 0.1)):  # its SHOTIM and its SHOT
+    for told, weight in (({}, 0.1), ({"label_weight": 0.0}, 0.0)):  # its SHOT and its SHOTIM
         reference = Reference(source.model, False, 5e-5, threshold=0.9, weight=weight, floor=1e-5)
         compare(adapt(source, "shot_im", **told), reference, [images(n, n) for n in (8, 7, 6)])
     defaults = METHODS["shot_im"].defaults
     assert (defaults.lr, defaults.predict, defaults.parameters) == (5e-5, "before", "features")
-    assert (defaults.threshold, defaults.label_weight, defaults.floor) == (0.9, 0.0, 1e-5)
+    assert (defaults.threshold, defaults.label_weight, defaults.floor) == (0.9, 0.1, 1e-5)
     assert (defaults.optimizer, defaults.statistics.kind) == ("adam", "source")
 
 
@@ -106,7 +106,7 @@ def test_the_head_stays_and_information_grows(make_source: Any, images: Any) -> 
         return torch.distributions.Categorical(probs=each.probs.mean(0)).entropy() - each.entropy().mean()
 
     source, x = sharp(make_source()), images(32)
-    adapter = adapt(source, "shot_im", lr=1e-5, steps=10)
+    adapter = adapt(source, "shot_im", lr=1e-5, steps=10, label_weight=0.0)
     assert information(adapter(x)) > information(adapt(source, "erm")(x)) + 1e-3
     assert torch.equal(adapter.model.head.weight, source.model.head.weight)
     assert torch.equal(adapter.model.head.bias, source.model.head.bias)

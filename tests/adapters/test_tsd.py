@@ -67,7 +67,7 @@ class SlowTsd:
         self.agreed.append(len(terms))
         return sum(terms) / len(terms) if terms else 0 * z.sum()
 
-    def step(self, x: Tensor, steps: int = 1, predict: str = "before", view: Tensor | None = None) -> Tensor:
+    def step(self, x: Tensor, steps: int = 1, predict: str = "own", view: Tensor | None = None) -> Tensor:
         for step in range(steps):
             z, logits = self.model.features_and_logits(x if view is None else view)
             before = logits if view is None else self.model(x)
@@ -149,7 +149,7 @@ def test_the_defaults(make_source: Any) -> None:
     settings = adapt(make_source(), "tsd").settings
     found = (settings.lr, settings.per_class, settings.neighbors, settings.local_weight, settings.scale)
     assert found == (1e-4, 100, 3, 0.1, 1.0)
-    assert (settings.statistics.kind, settings.predict, settings.parameters) == ("batch", "before", "all")
+    assert (settings.statistics.kind, settings.predict, settings.parameters) == ("batch", "own", "all")
     assert settings.consistent
 
 

@@ -22,7 +22,7 @@ class ShotImSettings(Settings):
     lr: float = 5e-5  # DomainBed's for training, times 1 of the T3A code's {0.1, 1, 10}
     parameters: Parameters = "features"
     threshold: float = 0.9  # a label counts above this confidence; beta of the T3A code
-    label_weight: float = 0.0  # of the labels' cross-entropy, theta of the T3A code; 0.1: its "SHOT"
+    label_weight: float = 0.1  # of the labels' cross-entropy, theta of the T3A code; 0: its "SHOTIM"
     floor: float = 1e-5  # added to the mean prediction inside the logarithm, as in the T3A code
 
     def __post_init__(self) -> None:
@@ -37,7 +37,7 @@ class ShotImSettings(Settings):
 TRAITS = Traits(
     paper="Liang et al. 2020, as in Iwasawa and Matsuo 2021",
     updates="features; the classifier stays",
-    batch_of_one="its two entropies cancel, up to the floor; with a label_weight a confident label teaches",
+    batch_of_one="its two entropies cancel, up to the floor; a confident label teaches",
     passes="1 forward, 1 backward",
 )
 
@@ -54,8 +54,8 @@ class ShotIm(Adapter):
     Updated: all parameters but those of the head; a model whose head is not found must name it.
     Prediction: before the last update of the batch.
     Statistics: the source's; the T3A code runs in evaluation mode.
-    Defaults: the T3A code's "SHOTIM", information alone (cls_par 0 of SHOT's own code): floor 1e-5 of both,
-    Adam, see `pl` for the step size. `label_weight=0.1`, with its threshold of 0.9, is the T3A code's "SHOT".
+    Defaults: the T3A code's "SHOT": floor 1e-5, threshold 0.9, label weight 0.1, Adam, see `pl` for the step
+    size. `label_weight=0` is its "SHOTIM", information alone, and cls_par 0 of SHOT's own code.
 
     Departs: the original SHOT trains for 15 epochs over the whole target set, by SGD 1e-2 and 0.1 of that for
     the backbone, on batch statistics, with labels by centroids (weight 0.3), which no stream allows.

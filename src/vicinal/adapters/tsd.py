@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.adapters.contract import Adapter, Predict, Traits, register
+from vicinal.adapters.contract import Adapter, Traits, register
 from vicinal.adapters.passes import look, optimizer_for, update_and_predict
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.adapters.supports import SupportSettings, add, one_hot, seed
@@ -14,7 +14,7 @@ from vicinal.checkpoint import Trained
 from vicinal.errors import ConfigError
 from vicinal.functional.peers_prototypes import nearest_supports, prototype_logits
 
-TRAITS = Traits(paper="Wang et al. 2023", passes="1 forward, 1 backward")
+TRAITS = Traits(paper="Wang et al. 2023", passes="2 forward, 1 backward")
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,6 @@ class TsdSettings(SupportSettings):
     """What `tsd` can be told besides what methods with supports can."""
 
     statistics: StatisticsConfig = field(default_factory=lambda: StatisticsConfig("batch"))
-    predict: Predict = "before"  # from the pass whose gradient is taken; the authors' code
     lr: float = 1e-4  # with Adam; the authors' code, which also advises 1e-5, chosen by source validation
     per_class: int = 100  # memory bank, entropy filter; the authors' code
     neighbors: int = 3  # of the local clustering; the authors' code
@@ -55,9 +54,9 @@ class Tsd(Adapter):
     has no gradient there; in the second term it alone has one.
 
     Updated: all parameters, by Adam 1e-4.
-    Prediction: before the update, from the pass whose gradient is taken ("own": from after it).
+    Prediction: after the update; the released code returns the pass whose gradient is taken ("before").
     Statistics: the batch's.
-    Defaults: step size, optimizer, one step, 100 supports a class, 3 neighbors, temperature, prediction and
+    Defaults: step size, optimizer, one step, 100 supports a class, 3 neighbors, temperature and
     statistics by the authors' code (batches of 128). The loss as it stands here, lambda and the consistency
     filter are from the paper only.
 
