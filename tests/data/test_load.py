@@ -227,11 +227,37 @@ def test_cifar_files_missing_are_one_line(tmp_path: Path) -> None:
 # --- Options ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["pacs", "digits"])
-def test_sets_without_options_say_so(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"unknown option angles of {name}: it has none"):
+@pytest.mark.parametrize(("name", "has"), [("pacs", "images"), ("digits", "none")])
+def test_sets_without_an_option_say_so(name: str, has: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown option angles of {name}: it has {has}"):
         with_options(DATASETS[name], {"angles": "0"})
-    assert with_options(DATASETS[name], {}) is None
+    assert with_options(DATASETS[name], {}) == DATASETS[name].options
+
+
+def test_a_data_set_in_folders_is_cut_to_so_many_images_of_each_domain(trees: Trees, tmp_path: Path) -> None:
+    entry = DATASETS["pacs"]
+    trees.write(tmp_path / "data" / "PACS", trees.files(entry, count=3))
+    whole = trees.load("pacs", tmp_path / "data")
+    data = trees.load("pacs", tmp_path / "data", options={"images": "17"}, seed=0)
+    other = trees.load("pacs", tmp_path / "data", options={"images": "17"}, seed=1)
+    for name, domain in data.domains.items():
+        counts = torch.bincount(domain.labels)
+        assert (len(domain.labels), len(counts), int(counts.min())) == (17, 7, 2)
+        assert set(domain.paths) < set(whole.domains[name].paths)
+        assert sorted([*domain.train.tolist(), *domain.val.tolist()]) == list(range(17))
+        assert set(domain.labels[domain.train].tolist()) == set(range(7))
+        assert domain.test.tolist() == list(range(17))
+        assert other.domains[name].paths == domain.paths
+    assert data.facts["images"] == 17
+    assert "images" not in whole.facts
+
+
+def test_images_of_each_domain_must_do_for_every_class(trees: Trees, tmp_path: Path) -> None:
+    trees.write(tmp_path / "PACS", trees.files(DATASETS["pacs"]))
+    said = refused("pacs", tmp_path, images="6")
+    assert said == "images=6 is fewer than the 7 classes of domain 'art_painting'"
+    assert "at least 1" in refused("pacs", tmp_path, images="0")
+    assert len(trees.load("pacs", tmp_path, options={"images": "99"}).domains["photo"].labels) == 14
 
 
 @pytest.mark.parametrize("text", ["yes", "TRUE", "no", "False"])

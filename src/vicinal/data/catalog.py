@@ -23,7 +23,7 @@ from vicinal.data.cifar import (
 from vicinal.data.digits import ANGLES, load_digits_domains
 from vicinal.data.domains import DomainSet
 from vicinal.data.download import Download
-from vicinal.data.entries import Arrays, BuiltIn, DatasetEntry, Request, Tree
+from vicinal.data.entries import Arrays, BuiltIn, DatasetEntry, Request, Tree, TreeOptions
 from vicinal.data.idx import FASHION_FOLDERS, MNIST_FOLDERS, find_idx, load_idx
 from vicinal.data.layouts import Annotations, Layout
 from vicinal.data.rotated import SIDE, RotatedOptions, load_rotated
@@ -53,6 +53,8 @@ FAIR_USE = "fair use for non-commercial research, as its authors state; the pict
 
 
 def _add(entry: DatasetEntry) -> None:
+    if isinstance(entry.source, Tree):
+        entry = replace(entry, options=TreeOptions())
     DATASETS.register(entry.name)(entry)
 
 

@@ -10,7 +10,7 @@ from vicinal.data.download import Download
 from vicinal.data.images import Fit, Progress
 from vicinal.data.layouts import Annotations, Layout, Names
 from vicinal.data.splits import SplitRule
-from vicinal.errors import DataError
+from vicinal.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,17 @@ class Tree:
     annotations: Annotations | None = None
     domain_folders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     class_folders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TreeOptions:
+    """How much is taken of a data set in folders: at most `images` of each domain; None: all there are."""
+
+    images: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.images is not None and self.images < 1:
+            raise ConfigError(f"images must be at least 1 of each domain, or None, not {self.images}")
 
 
 @dataclass(frozen=True)

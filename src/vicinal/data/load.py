@@ -8,14 +8,14 @@ from typing import Any, get_args, get_type_hints
 from vicinal.data.cache import default_cache
 from vicinal.data.catalog import DATASETS
 from vicinal.data.domains import DomainSet
-from vicinal.data.entries import Arrays, DatasetEntry, Request, Tree
+from vicinal.data.entries import Arrays, DatasetEntry, Request, Tree, TreeOptions
 from vicinal.data.files import printable
 from vicinal.data.find import OFFICIAL, data_dirs, find_tree, how_to_get, needs_lists, places
 from vicinal.data.folder import list_folder
 from vicinal.data.images import Decoding, Fit, Progress
 from vicinal.data.layouts import Item
 from vicinal.data.listing import Listing, decode_listing, in_order
-from vicinal.data.splits import seeded
+from vicinal.data.splits import at_most, seeded
 from vicinal.data.table import list_table
 from vicinal.errors import ConfigError, DataError
 
@@ -49,7 +49,7 @@ def load_dataset(
         how = Decoding(_given(size, entry.size), _given(channels, entry.channels), fit or entry.fit)
         if not isinstance(entry.source, Tree):
             return _load_arrays(entry, how, seed, chosen, data_dirs(data_dir), cache, progress)
-        listing = list_entry(entry, data_dirs(data_dir), seed)
+        listing = list_entry(entry, data_dirs(data_dir), seed, chosen)
     else:
         if options:
             raise ConfigError(f"own data have no options: {', '.join(options)}")
@@ -72,7 +72,9 @@ def list_own(path: str, val_fraction: float = 0.2, seed: int = 0) -> Listing:
     return list_folder(root, val_fraction=val_fraction, seed=seed)
 
 
-def list_entry(entry: DatasetEntry, dirs: Sequence[Path], seed: int = 0) -> Listing:
+def list_entry(
+    entry: DatasetEntry, dirs: Sequence[Path], seed: int = 0, options: TreeOptions | None = None
+) -> Listing:
     """Return the images of a named data set, divided by its rule; one clear line if they are not there."""
     assert isinstance(entry.source, Tree)
     found, rule = find_tree(entry, dirs), entry.source.split
@@ -89,12 +91,15 @@ def list_entry(entry: DatasetEntry, dirs: Sequence[Path], seed: int = 0) -> List
         raise DataError(
             f"'{printable(found.root)}' has no images of {', '.join(missing)}: {how_to_get(entry, dirs[0])}"
         )
+    most = None if options is None else options.images
     # In order, because an archive may hold the same images in any: the split must not depend on it.
     divided = tuple(
-        item for items in by_domain.values() for item in seeded(in_order(items), rule.val_fraction, seed)
+        item
+        for items in by_domain.values()
+        for item in seeded(at_most(most, in_order(items)), rule.val_fraction, seed)
     )
     target = rule.target if found.split == OFFICIAL else "all"
-    facts = {"layout": found.layout, "split": found.split}
+    facts = {"layout": found.layout, "split": found.split, **({} if most is None else {"images": most})}
     return Listing(entry.name, entry.classes, entry.domains, divided, target, facts)
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -12,7 +13,7 @@ import torch
 from vicinal.data.domains import split_indices
 from vicinal.data.files import printable
 from vicinal.data.layouts import Item, Names, plain
-from vicinal.errors import DataError
+from vicinal.errors import ConfigError, DataError
 
 STORED = Path(".vicinal")
 
@@ -112,6 +113,26 @@ def _read_list(path: Path, lists: Lists, names: Names) -> list[tuple[str, int, s
             ) from error
         keys.append(key)
     return keys
+
+
+def at_most(count: int | None, items: Sequence[Item]) -> Sequence[Item]:
+    """Return so many items of one domain, one of every class in turn; None: all of them.
+
+    The draw has a fixed seed, so that runs of different seeds share decoded images.
+    """
+    if count is None or count >= len(items):
+        return items
+    labels = {item.label for item in items}
+    if count < len(labels):
+        domain = items[0].domain
+        raise ConfigError(f"images={count} is fewer than the {len(labels)} classes of domain '{domain}'")
+    order = torch.randperm(len(items), generator=torch.Generator().manual_seed(0)).tolist()
+    seen: Counter[int] = Counter()
+    turns = []
+    for position in order:
+        turns.append((seen[items[position].label], position))
+        seen[items[position].label] += 1
+    return [items[position] for _, position in sorted(turns)[:count]]
 
 
 def seeded(items: Sequence[Item], val_fraction: float, seed: int) -> tuple[Item, ...]:
