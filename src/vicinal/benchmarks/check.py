@@ -72,6 +72,8 @@ def _unique(kind: str, names: Sequence[str]) -> None:
 
 
 def _check_setting(setting: "Setting") -> None:
+    if setting.metric is not None:
+        _known("metric", setting.metric, METRICS)
     entry = DATASETS[setting.data] if setting.data in DATASETS else None  # noqa: SIM401
     if entry is None and not Path(setting.data).exists():
         DATASETS[setting.data]
@@ -151,10 +153,11 @@ def _check_figure(figure: "Figure", spec: "Spec") -> None:
 
 
 def _check_expect(expect: "Expect", spec: "Spec") -> None:
-    if (expect.at_least is None) == (expect.above is None):
-        raise ConfigError("give at_least or above, one of them")
+    bounds = (expect.at_least, expect.above, expect.at_most, expect.below)
+    if sum(bound is not None for bound in bounds) != 1:
+        raise ConfigError("give one of at_least, above, at_most and below")
     _known("setting", expect.setting, [setting.name for setting in spec.settings])
     measured = [row.label for row in spec.rows_of(spec.setting(expect.setting))]
-    for label in (expect.row, expect.above):
+    for label in (expect.row, expect.above, expect.below):
         if label is not None:
             _known(f"row measured in '{expect.setting}'", label, measured)

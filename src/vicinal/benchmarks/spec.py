@@ -35,6 +35,7 @@ class Setting:
     training: Mapping[str, Any] = field(default_factory=dict)  # fields of TrainConfig
     out_of_fold: Mapping[str, Any] | None = field(default_factory=dict)  # None: no left-out models
     quick: Mapping[str, Any] = field(default_factory=dict)  # what --quick puts over the fields above
+    metric: str | None = None  # of this column; None: the spec's
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,14 @@ class Figure:
 
 @dataclass(frozen=True)
 class Expect:
-    """What is expected of our run: a mean of at least a number, or above another row's, less a tolerance."""
+    """What is expected of our mean, give or take a tolerance; one of the four bounds is given."""
 
     row: str
     setting: str
     at_least: float | None = None
     above: str | None = None  # the label of a row
+    at_most: float | None = None  # where less is better
+    below: str | None = None  # likewise
     tolerance: float = 0.0
 
 
@@ -77,6 +80,7 @@ class Spec:
 
     name: str
     title: str
+    aliases: tuple[str, ...] = ()  # what else it is called, as table1
     paper: str = ""
     note: str = ""
     metric: str = ACCURACY
@@ -93,6 +97,10 @@ class Spec:
     def row(self, label: str) -> Row:
         """Return the line of that label."""
         return next(row for row in self.rows if row.label == label)
+
+    def metric_of(self, setting: str) -> str:
+        """Return what the column of that name is about."""
+        return self.setting(setting).metric or self.metric
 
     def rows_of(self, setting: Setting) -> list[Row]:
         """Return the lines that we measure in a column."""
@@ -112,8 +120,15 @@ def load_spec(name: str | Path) -> Spec:
         if not path.is_file():
             raise ConfigError(f"{path}: no such spec")
         return _parsed(path.read_bytes(), path.stem, str(path))
-    if name not in spec_names():
-        raise UnknownNameError("spec", name, spec_names())
+    if name in spec_names():
+        return _shipped(str(name))
+    by_alias = {alias: spec for spec in map(_shipped, spec_names()) for alias in spec.aliases}
+    if name not in by_alias:
+        raise UnknownNameError("spec", str(name), [*spec_names(), *by_alias])
+    return by_alias[str(name)]
+
+
+def _shipped(name: str) -> Spec:
     text = files("vicinal.benchmarks").joinpath("specs", name + SUFFIX).read_bytes()
     return _parsed(text, name, name + SUFFIX)
 
@@ -123,7 +138,7 @@ def _parsed(text: bytes, name: str, where: str) -> Spec:
         table = tomllib.loads(text.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{where}: not TOML ({error})") from None
-    spec = _made(Spec, {"name": name, **table}, where)
+    spec = _made(Spec, table, where, name=name)
     check_spec(spec, where)
     return spec
 
@@ -132,7 +147,7 @@ T = TypeVar("T")
 Reader = Callable[[Any, str], Any]
 
 
-def _made(kind: type[T], table: Any, where: str) -> T:
+def _made(kind: type[T], table: Any, where: str, **given: Any) -> T:
     """Return a table of the file as a dataclass, field by field."""
     if not isinstance(table, dict):
         raise ConfigError(f"{where}: must be a table of keys and values, not {table!r}")
@@ -140,10 +155,11 @@ def _made(kind: type[T], table: Any, where: str) -> T:
     if unknown:
         raise ConfigError(f"{where}: unknown key '{unknown[0]}': choose from {', '.join(READERS[kind])}")
     needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]  # type: ignore[arg-type]
-    missing = [key for key in needed if key not in table]
+    missing = [key for key in needed if key not in table and key not in given]
     if missing:
         raise ConfigError(f"{where}: '{missing[0]}' is missing")
-    return kind(**{key: READERS[kind][key](value, f"{where}: {key}") for key, value in table.items()})
+    read = {key: READERS[kind][key](value, f"{where}: {key}") for key, value in table.items()}
+    return kind(**read, **given)
 
 
 def _of(kind: type, words: str) -> Reader:
@@ -183,7 +199,9 @@ def _out_of_fold(value: Any, where: str) -> dict[str, Any] | None:
 
 
 def _quick(value: Any, where: str) -> dict[str, Any]:
-    may = {key: read for key, read in READERS[Setting].items() if key not in ("name", "data", "quick")}
+    may = {
+        key: read for key, read in READERS[Setting].items() if key not in ("name", "data", "quick", "metric")
+    }
     table: dict[str, Any] = _table(value, where)
     for key in table:
         if key not in may:
@@ -203,8 +221,8 @@ _flag, _table = _of(bool, "true or false"), _of(dict, "a table")
 
 READERS: dict[type, dict[str, Reader]] = {
     Spec: {
-        "name": _text,
         "title": _text,
+        "aliases": _list(_text),
         "paper": _text,
         "note": _text,
         "metric": _text,
@@ -229,6 +247,7 @@ READERS: dict[type, dict[str, Reader]] = {
         "training": _table,
         "out_of_fold": _out_of_fold,
         "quick": _quick,
+        "metric": _text,
     },
     Row: {
         "label": _text,
@@ -239,5 +258,13 @@ READERS: dict[type, dict[str, Reader]] = {
         "settings": _list(_text),
     },
     Figure: {"row": _text, "setting": _text, "value": _number, "std": _number, "target": _text},
-    Expect: {"row": _text, "setting": _text, "at_least": _number, "above": _text, "tolerance": _number},
+    Expect: {
+        "row": _text,
+        "setting": _text,
+        "at_least": _number,
+        "above": _text,
+        "at_most": _number,
+        "below": _text,
+        "tolerance": _number,
+    },
 }
