@@ -51,6 +51,20 @@ def test_the_paper_s_parameter_count_with_a_resnet18() -> None:
     assert round((size_of(features) + size_of(phi)) / 1e6, 2) == 11.96
 
 
+@pytest.mark.parametrize(("layers", "hidden"), [(2, 0), (3, 1), (4, 2)])
+def test_layers_of_phi_are_its_linear_maps_heads_included(layers: int, hidden: int) -> None:
+    width, inner = D, 7
+    net = awake(InferenceNet(width, hidden=inner, layers=layers))
+    assert sum(isinstance(part, torch.nn.Linear) for part in net.modules()) == layers
+    last = inner if hidden else width
+    trunk = (width + 1) * inner * (hidden > 0) + (inner + 1) * inner * max(hidden - 1, 0)
+    assert size_of(net) == trunk + 2 * (last + 1) * width
+    w = net(draw(C, width), head_of(), torch.ones(C, dtype=torch.bool))
+    assert w.mean.shape == w.std.shape == (C, width)
+    again = InferenceNet(**net.shape)  # type: ignore[arg-type]
+    assert [tuple(p.shape) for p in again.parameters()] == [tuple(p.shape) for p in net.parameters()]
+
+
 def test_at_the_start_the_labels_of_the_mean_are_the_own_prediction() -> None:
     z, head = draw(N, D), head_of()
     own = linear_logits(z, head.weight, head.bias).softmax(-1)

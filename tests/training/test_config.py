@@ -38,7 +38,7 @@ def test_out_of_fold_settings_that_cannot_work_are_refused_at_once(options: dict
         OutOfFoldConfig(**options)
 
 
-@pytest.mark.parametrize("options", [{"num_samples": -1}, {"label_smoothing": 1.5}])
+@pytest.mark.parametrize("options", [{"num_samples": -1}, {"label_smoothing": 1.5}, {"phi_layers": 1}])
 def test_training_settings_that_cannot_work_are_refused_at_once(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         TrainConfig(**options)

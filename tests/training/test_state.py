@@ -17,7 +17,8 @@ from vicinal.data.augment import Augment
 from vicinal.data.domains import SourceDomain
 from vicinal.data.episodes import Episodes
 from vicinal.errors import CheckpointError, ConfigError, TrainingError, VicinalError
-from vicinal.training.config import TrainConfig
+from vicinal.training.config import TrainConfig, as_dict
+from vicinal.training.state import same_config
 from vicinal.training.train import ModelSpec, Run, train_model
 
 MakeSources = Callable[..., list[SourceDomain]]
@@ -235,3 +236,11 @@ def test_a_resumed_run_goes_on_with_the_same_scalars(
     train_model(spec, make_sources(), CONFIG, make_run(stopped, resume=True), {})
     lines = (stopped / "scalars.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [8, 10, 16, 20, 24, 25]
+
+
+def test_a_run_from_before_an_option_existed_did_what_is_now_its_default() -> None:
+    now = as_dict(CONFIG)
+    before = {name: value for name, value in now.items() if name != "phi_layers"}
+    same_config(Path("run"), before, now)
+    with pytest.raises(ConfigError, match="phi_layers was 3 and is now 2"):
+        same_config(Path("run"), before, {**now, "phi_layers": 2})

@@ -227,6 +227,11 @@ def test_without_out_of_fold_there_is_a_model_and_no_choice(
 ) -> None:
     made = train(digits_spec, roles.sources, replace(CONFIG, algorithm=algorithm))
     assert (made.phi is not None) == has_phi
+    if made.phi is not None:
+        assert made.phi.shape["layers"] == 3
+        fewer = train(digits_spec, roles.sources, replace(CONFIG, algorithm=algorithm, phi_layers=2)).phi
+        assert fewer is not None
+        assert len(fewer.trunk) == 0
     assert made.anchor_phi is None
     assert made.predict_phi is None
     assert made.choice == {}

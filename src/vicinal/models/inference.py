@@ -6,6 +6,7 @@ fitted net serves models it was never fitted on.
 """
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +17,25 @@ from vicinal.types import GaussianW, Head, StreamMemory
 
 
 class InferenceNet(nn.Module):
-    """The paper's phi: class-mean feature -> mean and standard deviation of one classifier row."""
+    """The paper's phi: class-mean feature -> mean and standard deviation of one classifier row.
 
-    def __init__(self, num_features: int, hidden: int = 512, initial_std: float | None = None) -> None:
+    `layers` counts linear maps, the two heads among them: with the paper's 3 its parameters are the paper's,
+    with 2 the heads read the class mean itself.
+    """
+
+    def __init__(
+        self, num_features: int, hidden: int = 512, initial_std: float | None = None, layers: int = 3
+    ) -> None:
         super().__init__()
         # Departs from the paper: a spread that starts small. The noise of a logit is std times the norm of z;
         # 5e-3 at d = 2048 keeps it to a fraction of a logit, at 0.08 labels are mush.
         std = 5e-3 * math.sqrt(2048 / num_features) if initial_std is None else initial_std
-        self.shape = {"num_features": num_features, "hidden": hidden, "initial_std": std}
-        self.trunk = nn.Sequential(nn.Linear(num_features, hidden), nn.ReLU())
-        self.mean = nn.Linear(hidden, num_features)
-        self.log_std = nn.Linear(hidden, num_features)
+        self.shape = {"num_features": num_features, "hidden": hidden, "initial_std": std, "layers": layers}
+        widths = [num_features, *[hidden] * (layers - 2)]
+        steps = [(nn.Linear(before, after), nn.ReLU()) for before, after in pairwise(widths)]
+        self.trunk = nn.Sequential(*(part for step in steps for part in step))
+        self.mean = nn.Linear(widths[-1], num_features)
+        self.log_std = nn.Linear(widths[-1], num_features)
         # Departs from the paper: the mean head emits a correction of the source row, zero at the start. A
         # free row needs long training and wrecks the labels until then.
         nn.init.zeros_(self.mean.weight)

@@ -27,6 +27,7 @@ class TrainConfig:
     num_samples: int = 10  # draws of w
     draw_labels: bool = False  # one-hot draws of y_hat in the inner step instead of its probabilities
     kl_weight: float = 1.0  # on a KL that is a mean over features
+    phi_layers: int = 3  # linear maps of the paper's phi, its two heads among them; the paper tries 2 and 3
     second_order: bool = False
     difference: float = 1e-2  # length of the central difference along the meta gradient, for second order
     joint_features: bool = False  # let the loss of the labels reach the features too
@@ -40,6 +41,8 @@ class TrainConfig:
         for name in positive:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.phi_layers < 2:
+            raise ConfigError(f"phi_layers must be at least 2, its heads, not {self.phi_layers}")
         if self.num_samples < 0 or not 0 <= self.label_smoothing < 1:
             raise ConfigError("training needs num_samples of at least 0 and label_smoothing in [0, 1)")
         for name in ("backbone_lr", "head_lr", "phi_lr", "adapt_lr", "difference"):

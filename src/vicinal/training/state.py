@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vicinal.checkpoint import read_tensors, write_tensors
 from vicinal.errors import CheckpointError, ConfigError
-from vicinal.training.config import as_dict
+from vicinal.training.config import TrainConfig, as_dict
 from vicinal.training.learner import Learner
 
 Facts = dict[str, Any]  # what a run depends on besides its config: backbone, classes, domains
@@ -102,6 +102,8 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
 
 def same_config(path: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Raise, naming what differs, unless a run was started with the settings it is to go on with."""
+    # A run from before an option existed did what is now that option's default.
+    stored = {**as_dict(TrainConfig()), **stored}
     # How often a run saves itself may change on the way: it has no part in the result.
     differing = [n for n in wanted if n != "save_every" and stored.get(n) != wanted[n]]
     if differing:

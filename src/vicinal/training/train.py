@@ -94,7 +94,7 @@ def train_model(
         model = build_classifier(
             spec.backbone, len(spec.classes), weights=spec.weights, preprocessing=spec.preprocessing
         ).to(run.device)
-        phi = InferenceNet(model.head.in_features).to(run.device)
+        phi = InferenceNet(model.head.in_features, layers=config.phi_layers).to(run.device)
     facts = {"sources": [source.name for source in sources], "seed": config.seed, **provenance}
     extras: dict[str, Tensor] = {}
     for stage in stages:
