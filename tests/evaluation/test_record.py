@@ -1,4 +1,5 @@
 import fcntl
+import gzip
 import json
 import math
 import multiprocessing
@@ -190,3 +191,20 @@ def test_versions_name_what_a_result_depends_on() -> None:
     assert names[:5] == ["python", "torch", "torchvision", "timm", "vicinal"]
     assert names[5:] == (["numba"] if find_spec("numba") else [])
     assert all(re.match(r"\d+\.\d+", version) for version in versions().values())
+
+
+def test_records_that_gzip_packed_are_read(tmp_path: Path) -> None:
+    lines = "".join(replace(RECORD, seed=seed).to_json() + "\n" for seed in range(3))
+    path = tmp_path / "records.jsonl.gz"
+    path.write_bytes(gzip.compress(lines.encode()))
+    assert [record.seed for record in read_records(path)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("damage", ["cut", "foreign", "flipped"])
+def test_a_damaged_gzip_file_is_one_line(tmp_path: Path, damage: str) -> None:
+    whole = gzip.compress((RECORD.to_json() + "\n").encode())
+    flipped = whole[:40] + bytes([whole[40] ^ 255]) + whole[41:]
+    path = tmp_path / "records.jsonl.gz"
+    path.write_bytes({"cut": whole[:-20], "foreign": b"text", "flipped": flipped}[damage])
+    with pytest.raises(DataError, match=f"{re.escape(str(path))}: not a whole gzip file"):
+        read_records(path)

@@ -1,11 +1,13 @@
 """One measured result with its whole protocol, and the file of lines that holds many of them."""
 
 import dataclasses
+import gzip
 import json
 import math
 import os
 import sys
 import warnings
+import zlib
 from pathlib import Path
 from typing import Any, BinaryIO, get_origin, get_type_hints
 
@@ -82,20 +84,29 @@ def append_record(path: Path, record: Record) -> None:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Return the records of a file of lines.
+    """Return the records of a file of lines, also of one that gzip packed (`.gz`).
 
     A torn last line (no newline at its end and not a record) is skipped with a warning; any other bad line is
     an error that names its number.
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file of records: run an evaluation first or check the path")
-    *complete, tail = path.read_bytes().split(b"\n")
+    *complete, tail = _content(path).split(b"\n")
     records = [_read_line(path, n, line) for n, line in enumerate(complete, start=1) if line.strip()]
     if tail.strip():
         if _is_record(tail):
             return [*records, _read_line(path, len(complete) + 1, tail)]
         warnings.warn(f"{path}: skipped a torn last line (line {len(complete) + 1})", stacklevel=2)
     return records
+
+
+def _content(path: Path) -> bytes:
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    try:
+        return gzip.decompress(path.read_bytes())
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: not a whole gzip file ({error}): pack the records again") from None
 
 
 def _finite_or_none(value: Any) -> Any:
