@@ -76,3 +76,9 @@ def test_roles_are_those_of_the_training_unless_told_otherwise(folder: Path) -> 
     trained.classes = ("a", "c")
     with pytest.raises(DataError, match=r"2 classes \(a, b\).*trained on 2 \(a, c\)"):
         roles_for(trained, str(folder))
+
+
+def test_source_domains_can_be_named_and_are_on_record() -> None:
+    ready = prepare_training(TrainRequest("digits", ("90",), sources=("15", "45", "60")))
+    assert [source.name for source in ready.roles.sources] == ["15", "45", "60"]
+    assert ready.provenance["sources"] == ["15", "45", "60"]

@@ -116,3 +116,16 @@ def test_split_of_nothing_and_with_nothing_to_validate() -> None:
 def test_split_refuses_a_fraction_out_of_range(fraction: float) -> None:
     with pytest.raises(ConfigError, match="validation fraction"):
         split_indices(torch.tensor([0, 0]), fraction, seed=0)
+
+
+def test_sources_can_be_named() -> None:
+    data = domain_set("a", "b", "c", "d")
+    roles = assign_roles(data, ["c"], sources=["d", "a"])
+    assert [source.name for source in roles.sources] == ["a", "d"]  # in the order of the data
+    assert [target.name for target in roles.targets] == ["c"]
+    with pytest.raises(UnknownNameError, match="z"):
+        assign_roles(data, ["c"], sources=["a", "z"])
+    with pytest.raises(DataError, match=r"'c' of .* cannot be a source: it is a target"):
+        assign_roles(data, ["c"], sources=["a", "c"])
+    with pytest.raises(DataError, match="1 of them targets and 1 sources"):
+        assign_roles(data, ["c"], sources=["a"])

@@ -10,7 +10,7 @@ from vicinal.data.catalog import DATASETS
 from vicinal.data.domains import MIN_SOURCES, DomainSet, Roles, assign_roles
 from vicinal.data.load import load_dataset
 from vicinal.errors import ConfigError, DataError
-from vicinal.models.backbones import default_weights, preprocessing_for
+from vicinal.models.backbones import Preprocessing, default_weights, preprocessing_for
 from vicinal.training.config import OutOfFoldConfig, TrainConfig, for_pretrained
 from vicinal.training.train import ModelSpec
 
@@ -34,6 +34,18 @@ class TrainRequest:
     data_options: dict[str, str] = field(default_factory=dict)  # of a named data set, as text
     training: dict[str, Any] = field(default_factory=dict)  # fields of TrainConfig
     out_of_fold: dict[str, Any] | None = field(default_factory=dict)  # fields of OutOfFoldConfig
+    sources: tuple[str, ...] = ()  # domains to train on; empty: all that are not targets
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What a request comes to before any data are read: model and settings."""
+
+    backbone: str
+    weights: str
+    preprocessing: Preprocessing
+    config: TrainConfig
+    out_of_fold: OutOfFoldConfig | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +60,8 @@ class Prepared:
     bad: tuple[str, ...]
 
 
-def prepare_training(request: TrainRequest, decoding: Decoding | None = None) -> Prepared:
-    """Return the loaded data and the settings of a training; cheap checks come before the images are read."""
+def settle(request: TrainRequest) -> Settled:
+    """Return the model and the settings of a training; touches no data."""
     entry = DATASETS[request.data] if request.data in DATASETS else None  # noqa: SIM401
     backbone = request.backbone or ("small" if entry and entry.size <= 32 else "resnet18")
     weights = request.weights or default_weights(backbone)
@@ -64,11 +76,18 @@ def prepare_training(request: TrainRequest, decoding: Decoding | None = None) ->
     preprocessing = replace(preprocessing, fit=entry.fit if entry else "crop")
     config = _train_config(weights, {"seed": request.seed, **request.training})
     out_of_fold = None if request.out_of_fold is None else _out_of_fold(weights, request.out_of_fold)
+    return Settled(backbone, weights, preprocessing, config, out_of_fold)
+
+
+def prepare_training(request: TrainRequest, decoding: Decoding | None = None) -> Prepared:
+    """Return the loaded data and the settings of a training; cheap checks come before the images are read."""
+    settled = settle(request)
+    entry = DATASETS[request.data] if request.data in DATASETS else None  # noqa: SIM401
     data = load_dataset(
         request.data,
-        preprocessing.size,
-        preprocessing.channels,
-        fit=preprocessing.fit,
+        settled.preprocessing.size,
+        settled.preprocessing.channels,
+        fit=settled.preprocessing.fit,
         seed=request.seed,
         skip_bad=request.skip_bad,
         progress=decoding,
@@ -76,17 +95,19 @@ def prepare_training(request: TrainRequest, decoding: Decoding | None = None) ->
         options=request.data_options,
     )
     min_sources = entry.min_sources if entry else MIN_SOURCES
-    roles = assign_roles(data, request.targets or _default_targets(request.data, data), min_sources)
-    spec = ModelSpec(backbone, weights, preprocessing, data.classes)
+    targets = request.targets or _default_targets(request.data, data)
+    roles = assign_roles(data, targets, min_sources, request.sources)
+    spec = ModelSpec(settled.backbone, settled.weights, settled.preprocessing, data.classes)
     named = request.data if entry else str(Path(request.data).resolve())
     facts = {
         "dataset": named,
         "targets": [target.name for target in roles.targets],
+        "sources": [source.name for source in roles.sources],
         "data_seed": request.seed,
         "data_options": request.data_options,
         "data": dict(data.facts),
     }
-    return Prepared(spec, roles, config, out_of_fold, facts, data.bad)
+    return Prepared(spec, roles, settled.config, settled.out_of_fold, facts, data.bad)
 
 
 def _train_config(weights: str, options: dict[str, Any]) -> TrainConfig:

@@ -95,26 +95,32 @@ class Roles:
     bad: tuple[str, ...] = ()
 
 
-def assign_roles(data: DomainSet, targets: Sequence[str], min_sources: int = MIN_SOURCES) -> Roles:
-    """Return the named domains as targets, in the order given, and all others as sources."""
-    for name in targets:
+def assign_roles(
+    data: DomainSet, targets: Sequence[str], min_sources: int = MIN_SOURCES, sources: Sequence[str] = ()
+) -> Roles:
+    """Return the named domains as targets, in the order given, and all others, or those named, as sources."""
+    for name in (*targets, *sources):
         if name not in data.domains:
             raise UnknownNameError("domain", name, data.domains)
     names = tuple(dict.fromkeys(targets))
     # A domain without training images, as a corrupted test set is, is there to be adapted to.
     rest = [domain for name, domain in data.domains.items() if name not in names and len(domain.train)]
-    sources = tuple(_as_source(domain) for domain in rest)
-    if len(sources) < min_sources:
+    unfit = [name for name in sources if name not in {domain.name for domain in rest}]
+    if unfit:
+        why = "it is a target" if unfit[0] in names else "it has no training images"
+        raise DataError(f"'{unfit[0]}' of '{data.name}' cannot be a source: {why}")
+    used = tuple(_as_source(domain) for domain in rest if not sources or domain.name in sources)
+    if len(used) < min_sources:
         raise DataError(
-            f"'{data.name}' has {len(data.domains)} domains and {len(names)} of them are targets: "
-            "leave at least two source domains, so that a shift can be simulated"
+            f"'{data.name}' has {len(data.domains)} domains, {len(names)} of them targets and {len(used)} "
+            "sources: leave at least two source domains, so that a shift can be simulated"
         )
     chosen = [data.domains[name] for name in names]
     for domain in chosen:
         if not len(domain.test):
             raise DataError(f"domain '{domain.name}' of '{data.name}' has no test images to adapt to")
     answers = {domain.name: domain.labels[domain.test] for domain in chosen}
-    return Roles(sources, tuple(_as_target(domain) for domain in chosen), data.classes, answers, data.bad)
+    return Roles(used, tuple(_as_target(domain) for domain in chosen), data.classes, answers, data.bad)
 
 
 def _as_source(domain: Domain) -> SourceDomain:
