@@ -202,7 +202,7 @@ def shared(mappings: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return every setting with its value; where runs differ, the values in order of first appearance."""
     values: dict[str, list[str]] = {}
     for mapping in mappings:
-        for key, value in _flat(mapping):
+        for key, value in flat(mapping):
             text = as_text(value)
             if text not in values.setdefault(key, []):
                 values[key].append(text)
@@ -214,10 +214,11 @@ def _several(texts: Sequence[str]) -> str:
     return " | ".join(texts[:_MAX_VALUES]) + (f" | and {more} more" if more > 0 else "")
 
 
-def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Yield every value with its dotted name."""
     for key, value in mapping.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

@@ -1,29 +1,32 @@
 """Records to figures: each function returns a matplotlib Figure, without pyplot's global state."""
 
-import base64
-import io
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from vicinal.errors import DataError, UnknownNameError
 from vicinal.evaluation.record import Record
+from vicinal.report.canvas import INK, PALETTE, SOFT, figure_data_uri, fit_limits, grid, legend, panel_title
 from vicinal.report.tables import Row, Setup, labels, latest, percent, reference, setup_of, summarise
 
-# Okabe and Ito's palette, made for every kind of colour vision; wine red in place of its yellow, which is
-# too pale on white.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#882255")
-INK, RULE = "#333333", "#d9d9d9"
+__all__ = [
+    "MAX_LINES",
+    "PALETTE",
+    "LineStyle",
+    "curves",
+    "figure_data_uri",
+    "line_styles",
+    "pooled_bins",
+    "reliability_diagram",
+]
+
 MAX_LINES = 1 + len(PALETTE)
 _CURVE_POINTS = 240
-_FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
 @dataclass(frozen=True)
@@ -76,14 +79,14 @@ def curves(
     for record in records:
         name = f"{record.target}, {record.stream}" if several else record.target
         panels.setdefault(name, []).append(record)
-    figure, axes = _grid(len(panels), width=3.6, height=2.5)
+    figure, axes = grid(len(panels), width=3.6, height=2.5)
     for ax, (name, members) in zip(axes, panels.items(), strict=True):
         _draw_curves(ax, members, styles)
         ax.set(xlabel="step", ylabel="accuracy so far, %")
         if not bare:
-            _title(ax, name)
+            panel_title(ax, name)
     if not bare:
-        _legend(figure, axes)
+        legend(figure, axes)
     return figure
 
 
@@ -106,17 +109,7 @@ def _draw_curves(ax: Axes, records: Sequence[Record], styles: Mapping[Setup, Lin
         late = len(at) // 4
         settled += [mean[late:] - std[late:], mean[late:] + std[late:]]
         longest = max(longest, length)
-    _limits(ax, settled, longest)
-
-
-def _limits(ax: Axes, settled: Sequence[NDArray[np.float64]], longest: int) -> None:
-    # The first quarter is a mean over few images: left to set the scale it would flatten all that follows.
-    values = np.concatenate(settled) if settled else np.array([0.0, 100.0])
-    values = values[np.isfinite(values)]
-    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 100.0)
-    margin = max(1.0, 0.08 * (high - low))
-    ax.set_ylim(max(0.0, low - margin), min(100.0, high + margin))
-    ax.set_xlim(1, max(longest, 2))
+    fit_limits(ax, settled, longest)
 
 
 def reliability_diagram(
@@ -130,18 +123,18 @@ def reliability_diagram(
     styles = line_styles(records) if styles is None else styles
     panels = {s: [record for record in records if setup_of(record) == s] for s in styles}
     panels = {setup: members for setup, members in panels.items() if members}
-    figure, axes = _grid(len(panels), width=2.1, height=2.1)
+    figure, axes = grid(len(panels), width=2.1, height=2.1)
     for ax, (setup, members) in zip(axes, panels.items(), strict=True):
         _draw_reliability(ax, members, styles[setup].color)
         ax.set(xlabel="confidence, %", ylabel="accuracy, %")
         if not bare:
-            _title(ax, styles[setup].label)
+            panel_title(ax, styles[setup].label)
     return figure
 
 
 def _draw_reliability(ax: Axes, records: Sequence[Record], color: str) -> None:
     count, confidence, accuracy = pooled_bins(records)
-    ax.plot([0, 100], [0, 100], color="#999999", lw=0.9, ls=(0, (3, 3)), zorder=1)
+    ax.plot([0, 100], [0, 100], color=SOFT, lw=0.9, ls=(0, (3, 3)), zorder=1)
     filled = count > 0
     x, y = 100 * confidence[filled], 100 * accuracy[filled]
     share = count[filled] / max(count.sum(), 1)
@@ -166,47 +159,3 @@ def pooled_bins(records: Sequence[Record]) -> tuple[NDArray[np.float64], ...]:
         for name in ("confidence", "accuracy")
     )
     return total, confidence, accuracy
-
-
-def _grid(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure of `count` panels in rows of at most three, drawn quietly."""
-    columns = min(max(count, 1), 3)
-    rows = -(-max(count, 1) // columns)
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained", facecolor="white")
-    axes = [figure.add_subplot(rows, columns, i + 1) for i in range(count)]
-    for ax in axes:
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.spines[["left", "bottom"]].set_color(RULE)
-        ax.tick_params(color=RULE, labelcolor=INK, labelsize=9, length=3)
-        ax.grid(axis="y", color="#eeeeee", lw=0.8)
-        ax.set_axisbelow(True)
-        ax.xaxis.label.set(color=INK, fontsize=9)
-        ax.yaxis.label.set(color=INK, fontsize=9)
-    return figure, axes
-
-
-def _title(ax: Axes, text: str) -> None:
-    ax.set_title(text, loc="left", parse_math=False, color=INK, fontsize=10, fontweight="bold")
-
-
-def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    # A line may be missing from the first panel: that setup was not run on every target.
-    handles: dict[str, Artist] = {}
-    for ax in axes:
-        handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-    if handles:
-        names = [name.replace("$", r"\$") for name in handles]
-        figure.legend(handles.values(), names, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-
-
-def figure_data_uri(figure: Figure) -> str:
-    """Return the figure as an SVG data URI: sharp at any size, the same bytes for the same figure.
-
-    Letters stay text in the reader's system font, as on the page around it.
-    """
-    buffer = io.BytesIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "vicinal"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    style = f"<style>text {{ font-family: {_FONTS} !important; }}</style>"
-    svg = buffer.getvalue().decode().replace("<defs>", f"<defs>{style}", 1)
-    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()

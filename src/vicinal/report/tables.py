@@ -80,10 +80,10 @@ def latest(records: Iterable[Record]) -> list[Record]:
     for kind, values in mixed.items():
         if len(values) > 1:
             raise DataError(f"these records mix {kind} ({', '.join(sorted(values))}): report each by itself")
-    return _unite_choices(list(kept.values()))
+    return unite_choices(list(kept.values()))
 
 
-def _unite_choices(records: list[Record]) -> list[Record]:
+def unite_choices(records: list[Record]) -> list[Record]:
     """Return the records with one setup for a method that chose, model by model, who predicts.
 
     Own output on some seeds and labels on others, never both on one, is one method that chose; apart, its

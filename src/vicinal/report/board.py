@@ -1,0 +1,187 @@
+"""Records to the cells of a page: who was measured where, over which seeds, beside what the paper prints."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vicinal.benchmarks.metric import METRICS, Metric
+from vicinal.benchmarks.spec import Figure, Spec
+from vicinal.errors import DataError
+from vicinal.evaluation.record import Record
+from vicinal.evaluation.statistics import Paired, Summary, paired, per_seed, summary
+from vicinal.report.naming import Named, by_label, by_looks, seed_of
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row in one column: its runs, a value per seed, and the paper's figures for it."""
+
+    row: str
+    column: str
+    records: tuple[Record, ...] = ()
+    values: Mapping[int, float] = field(default_factory=dict)  # of seeds measured on every target
+    unfinished: int = 0  # seeds that lack a target
+    by_target: Mapping[str, Summary] = field(default_factory=dict)
+    paper: Figure | None = None
+    paper_by_target: Mapping[str, Figure] = field(default_factory=dict)
+    against: Paired | None = None  # the column's reference, over the seeds that both have
+
+    @property
+    def summary(self) -> Summary | None:
+        """Return the statistics over seeds; None where no seed was measured on every target."""
+        return summary(list(self.values.values())) if self.values else None
+
+    @property
+    def seeds(self) -> int:
+        """Return on how many seeds the cell's figure rests."""
+        return len(self.values)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One setting: its cells by row, those of the paper alone included."""
+
+    name: str
+    metric: str
+    targets: tuple[str, ...]
+    cells: Mapping[str, Cell]
+    reference: str | None = None  # the row the others are compared with
+
+    @property
+    def measured(self) -> dict[str, Cell]:
+        """Return the cells with runs."""
+        return {row: cell for row, cell in self.cells.items() if cell.records}
+
+    @property
+    def complete(self) -> dict[str, Cell]:
+        """Return the cells with a seed that was measured on every target."""
+        return {row: cell for row, cell in self.cells.items() if cell.values}
+
+    @property
+    def records(self) -> list[Record]:
+        """Return the runs of all cells."""
+        return [record for cell in self.cells.values() for record in cell.records]
+
+    @property
+    def reading(self) -> Metric:
+        """Return how the column reads a record."""
+        return METRICS[self.metric]
+
+
+@dataclass(frozen=True)
+class Board:
+    """All of a page's columns, and its rows in their order."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[str, ...]
+    ours: frozenset[str] = frozenset()  # rows of the paper's own method
+    quick: bool = False  # the runs only show that it runs
+
+    def cell(self, row: str, column: str) -> Cell | None:
+        """Return a cell by its names; None where the table has none."""
+        return next((c.cells.get(row) for c in self.columns if c.name == column), None)
+
+    @property
+    def records(self) -> list[Record]:
+        """Return the runs behind the page."""
+        return [record for column in self.columns for record in column.records]
+
+
+def make_board(spec: Spec | None, records: Sequence[Record]) -> Board:
+    """Return the cells of a spec, or without one those that the records themselves suggest."""
+    records, quick = _in_earnest(records)
+    if not records:
+        raise DataError("no records to report: run an evaluation first")
+    named = by_looks(records) if spec is None else by_label(spec, records)
+    columns = [_column(spec, name, named) for name in dict.fromkeys(one.column for one in named)]
+    if spec is not None:
+        order = [setting.name for setting in spec.settings]
+        columns.sort(key=lambda column: order.index(column.name))
+    rows = dict.fromkeys(row for column in columns for row in column.cells)
+    if spec is not None:
+        rows = dict.fromkeys(row.label for row in spec.rows if row.label in rows)
+    ours = frozenset(row.label for row in spec.rows if row.ours) if spec is not None else frozenset()
+    return Board(tuple(columns), tuple(rows), ours, quick)
+
+
+def _in_earnest(records: Sequence[Record]) -> tuple[list[Record], bool]:
+    """Return the records without those of quick runs, unless there are no others, and whether they are."""
+    full = [record for record in records if not benchmark_of(record).get("quick")]
+    return (full, False) if full else (list(records), bool(records))
+
+
+def benchmark_of(record: Record) -> Mapping[str, Any]:
+    """Return which cell of which benchmark a record was measured for; empty for other records."""
+    found = record.protocol.get("benchmark")
+    return found if isinstance(found, dict) else {}
+
+
+def _column(spec: Spec | None, name: str, named: Sequence[Named]) -> Column:
+    rows: dict[str, list[Record]] = {}
+    for one in named:
+        if one.column == name:
+            rows.setdefault(one.row, []).append(one.record)
+    metric = "accuracy" if spec is None else spec.metric_of(name)
+    targets = tuple(dict.fromkeys(record.target for members in rows.values() for record in members))
+    reference = _reference(rows) if spec is None else _spec_reference(spec, rows)
+    figures = [] if spec is None else [figure for figure in spec.figures if figure.setting == name]
+    labels = rows if spec is None else [row.label for row in spec.rows]
+    cells: dict[str, Cell] = {}
+    for row in labels:
+        of_row = [figure for figure in figures if figure.row == row]
+        if row in rows or of_row:
+            cells[row] = _cell(row, name, METRICS[metric], rows.get(row, ()), targets, of_row)
+    return Column(name, metric, targets, _compared(cells, reference), reference)
+
+
+def _cell(
+    row: str,
+    column: str,
+    metric: Metric,
+    records: Sequence[Record],
+    targets: Sequence[str],
+    figures: Sequence[Figure],
+) -> Cell:
+    runs = [(seed_of(record), record.target, metric.value(record)) for record in records]
+    whole = {seed for seed, *_ in runs if {t for s, t, _ in runs if s == seed} == set(targets)}
+    of_target = {t: [run for run in runs if run[1] == t] for t in targets}
+    return Cell(
+        row,
+        column,
+        tuple(records),
+        per_seed(run for run in runs if run[0] in whole),
+        len({seed for seed, *_ in runs} - whole),
+        {t: summary(list(per_seed(members).values())) for t, members in of_target.items() if members},
+        next((figure for figure in figures if figure.target is None), None),
+        {figure.target: figure for figure in figures if figure.target is not None},
+    )
+
+
+def _compared(cells: Mapping[str, Cell], reference: str | None) -> dict[str, Cell]:
+    """Return the cells, each with its paired difference to the reference."""
+    base = cells[reference].values if reference is not None else {}
+    made = {}
+    for row, cell in cells.items():
+        both = bool(base.keys() & cell.values.keys()) and row != reference
+        made[row] = Cell(**{**vars(cell), "against": paired(cell.values, base) if both else None})
+    return made
+
+
+def _reference(rows: Mapping[str, Iterable[Record]]) -> str | None:
+    """Return the row of the ERM model that nothing adapts; None without one."""
+    for row, records in rows.items():
+        if all((r.algorithm, r.method, r.statistics, r.predict) == _ERM for r in records):
+            return row
+    return None
+
+
+_ERM = ("erm", "erm", "source", "own")
+
+
+def _spec_reference(spec: Spec, rows: Mapping[str, Iterable[Record]]) -> str | None:
+    """Return the ERM row of a spec; in a table without one its first row that is not the paper's method."""
+    measured = [row for row in spec.rows if row.label in rows]
+    plain = [row for row in measured if row.method == "erm"]
+    others = [row for row in measured if not row.ours]
+    first = [*plain, *others][:1]
+    return first[0].label if first else None

@@ -1,0 +1,172 @@
+"""Figure data to figures: panels for a page, or all panels with titles and a legend for a file."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
+from numpy.typing import NDArray
+
+from vicinal.benchmarks.metric import METRICS
+from vicinal.evaluation.statistics import Summary
+from vicinal.report.board import Board
+from vicinal.report.canvas import GRID, INK, PALETTE, PAPER, SOFT, fit_limits, grid, legend, panel_title
+from vicinal.report.plots import LineStyle
+from vicinal.report.series import BatchSizes, Curve, Point, Reliability
+
+_CURVE_POINTS = 240
+Styles = Mapping[str, LineStyle]
+
+
+def row_styles(board: Board) -> dict[str, LineStyle]:
+    """Return a style for each row worth drawing: references, the paper's method, then the best of the others.
+
+    Best by rank: how many rows of a column one is behind, averaged over columns.
+    """
+    references = dict.fromkeys(column.reference for column in board.columns if column.reference is not None)
+    ranks: dict[str, list[int]] = {}
+    for column in board.columns:
+        sign = -1 if column.reading.higher_is_better else 1
+        means = {row: sign * cell.summary.mean for row, cell in column.complete.items() if cell.summary}
+        for row, mean in means.items():
+            ranks.setdefault(row, []).append(sum(other < mean for other in means.values()))
+    others = [row for row in ranks if row not in references]
+    others.sort(key=lambda row: (row not in board.ours, float(np.mean(ranks[row]))))
+    styles = {row: LineStyle(row, INK, dashed=True) for row in references}
+    return styles | {row: LineStyle(row, colour) for row, colour in zip(others, PALETTE, strict=False)}
+
+
+def draw_curves(curves: Sequence[Curve], styles: Styles, titled: bool = True) -> Figure:
+    """Return accuracy so far along the stream: a panel per target, a line per row, bands of ± 1 std."""
+    targets = list(dict.fromkeys(curve.target for curve in curves))
+    figure, axes = grid(len(targets), width=3.6, height=2.5)
+    for ax, target in zip(axes, targets, strict=True):
+        shown = [curve for curve in curves if curve.target == target and curve.row in styles]
+        _curve_panel(ax, shown, styles)
+        ax.set(xlabel="images so far", ylabel="accuracy so far, %")
+        if titled:
+            panel_title(ax, target)
+    if titled:
+        legend(figure, axes)
+    return figure
+
+
+def _curve_panel(ax: Axes, curves: Sequence[Curve], styles: Styles) -> None:
+    settled: list[NDArray[np.float64]] = []
+    for curve in sorted(curves, key=lambda curve: list(styles).index(curve.row)):
+        style = styles[curve.row]
+        at = np.unique(np.linspace(0, len(curve.mean) - 1, _CURVE_POINTS).round().astype(int))
+        images, mean = np.array(curve.images)[at], np.array(curve.mean)[at]
+        std = np.zeros(len(at)) if curve.std is None else np.array(curve.std)[at]
+        dashes = (0, (4, 2)) if style.dashed else "-"
+        ax.plot(images, mean, color=style.color, lw=1.6, ls=dashes, label=style.label, zorder=3)
+        if curve.std is not None:
+            ax.fill_between(images, mean - std, mean + std, color=style.color, alpha=0.1, lw=0, zorder=2)
+        late = len(at) // 4
+        settled += [mean[late:] - std[late:], mean[late:] + std[late:]]
+    fit_limits(ax, settled, max((curve.images[-1] for curve in curves), default=2))
+
+
+def draw_reliability(panels: Sequence[Reliability], styles: Styles, titled: bool = True) -> Figure:
+    """Return accuracy against confidence, a panel per row; a dot's area is its bin's share of the images."""
+    shown = [panel for panel in panels if panel.row in styles]
+    shown.sort(key=lambda panel: list(styles).index(panel.row))
+    figure, axes = grid(len(shown), width=2.1, height=2.1)
+    for ax, panel in zip(axes, shown, strict=True):
+        _reliability_panel(ax, panel, styles[panel.row].color)
+        ax.set(xlabel="confidence, %", ylabel="accuracy, %")
+        if titled:
+            panel_title(ax, panel.row)
+    return figure
+
+
+def _reliability_panel(ax: Axes, panel: Reliability, colour: str) -> None:
+    count = np.array(panel.count)
+    filled = count > 0
+    x, y = (100 * np.array(values)[filled] for values in (panel.confidence, panel.accuracy))
+    ax.plot([0, 100], [0, 100], color=SOFT, lw=0.9, ls=(0, (3, 3)), zorder=1)
+    ax.vlines(x, np.minimum(x, y), np.maximum(x, y), color=colour, alpha=0.35, lw=1.2, zorder=2)
+    ax.plot(x, y, color=colour, lw=1, alpha=0.8, zorder=3)
+    ax.scatter(x, y, s=6 + 160 * count[filled] / count.sum(), color=colour, lw=0, alpha=0.85, zorder=4)
+    ax.text(5, 95, f"ECE {panel.ece:.1f}", va="top", ha="left", fontsize=9, color=INK)
+    ax.set(xlim=(0, 102), ylim=(0, 102), xticks=(0, 50, 100), yticks=(0, 50, 100), aspect="equal")
+
+
+def draw_errors(errors: Mapping[str, Summary], styles: Styles) -> Figure:
+    """Return the calibration error of each row as a bar, lowest on top, with whiskers of ± 1 std."""
+    rows = sorted(
+        (row for row in errors if math.isfinite(errors[row].mean)), key=lambda row: errors[row].mean
+    )
+    figure, (ax,) = grid(1, width=5.6, height=0.7 + 0.2 * len(rows))
+    ax.grid(axis="y", visible=False)
+    ax.grid(axis="x", color=GRID, lw=0.8)
+    for place, row in enumerate(rows):
+        colour = styles[row].color if row in styles else SOFT
+        ax.barh(place, errors[row].mean, height=0.66, color=colour, alpha=0.85, lw=0)
+        std = errors[row].std
+        if std is not None and math.isfinite(std):
+            ax.errorbar(errors[row].mean, place, xerr=std, color=INK, lw=0.9, capsize=2)
+    ax.set(xlabel="expected calibration error, %", ylim=(len(rows) - 0.4, -0.6), xlim=(0, None))
+    ax.set_yticks(range(len(rows)), [row.replace("$", r"\$") for row in rows])
+    return figure
+
+
+def draw_costs(points: Sequence[Point], styles: Styles) -> Figure:
+    """Return accuracy against milliseconds per image; rows without a style are small grey dots."""
+    figure, (ax,) = grid(1, width=5.6, height=3.2)
+    drawn = [point for point in points if math.isfinite(point.x) and math.isfinite(point.y.mean)]
+    for point in sorted(drawn, key=lambda point: point.row in styles):
+        style = styles.get(point.row)
+        colour, size = (style.color, 46) if style else (SOFT, 16)
+        face = PAPER if style is not None and style.dashed else colour
+        ax.scatter(
+            1000 * point.x,
+            point.y.mean,
+            s=size,
+            color=face,
+            edgecolor=colour,
+            lw=1.4,
+            zorder=4 if style else 3,
+        )
+        if point.y.std is not None:
+            ax.errorbar(1000 * point.x, point.y.mean, yerr=point.y.std, color=colour, lw=1, alpha=0.6)
+    ax.set(xscale="log", xlabel="milliseconds per image, log scale", ylabel="accuracy, %")
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    return figure
+
+
+def draw_batch_sizes(family: BatchSizes, styles: Styles) -> Figure:
+    """Return a metric over batch sizes: a line per row with whiskers of ± 1 std, the paper's dotted."""
+    figure, (ax,) = grid(1, width=5.6, height=3.2)
+    for row in (row for row in styles if row in family.lines):
+        points, style = family.lines[row], styles[row]
+        sizes, means = [point.x for point in points], [point.y.mean for point in points]
+        dashes = (0, (4, 2)) if style.dashed else "-"
+        ax.errorbar(
+            sizes,
+            means,
+            yerr=[point.y.std or 0.0 for point in points],
+            color=style.color,
+            lw=1.6,
+            ls=dashes,
+            marker="o",
+            ms=4,
+            capsize=2,
+            label=row,
+        )
+        printed = [(point.x, point.paper) for point in points if point.paper is not None]
+        if printed:
+            ax.plot(
+                *zip(*printed, strict=True), color=style.color, lw=1.2, ls=":", marker="s", ms=4, mfc=PAPER
+            )
+    every = sorted({point.x for points in family.lines.values() for point in points})
+    ax.set(xscale="log", xlabel="batch size", ylabel=f"{family.metric.replace('_', ' ')}, {_unit(family)}")
+    ax.set_xticks(every, [f"{size:g}" for size in every])
+    ax.xaxis.set_minor_locator(NullLocator())
+    return figure
+
+
+def _unit(family: BatchSizes) -> str:
+    return METRICS[family.metric].unit
