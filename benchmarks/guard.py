@@ -18,7 +18,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
@@ -40,6 +40,7 @@ from vicinal.versions import versions
 
 BATCH = 20
 NOISE = 30
+LEFT_OUT = 700  # images of a left-out domain
 HIGH = 10.0  # times the step size that was chosen
 FEWER_VIEWS = {"memo": {"views": 8}, "cotta": {"views": 8}}
 Batches = list[tuple[Tensor, Tensor | None]]
@@ -73,10 +74,15 @@ def trials(job: Job) -> Iterator[tuple[Trained, str, Tensor, Tensor]]:
     for fold in sorted((job.folder / "left_out").iterdir()):
         seen = load(fold)
         away = [n for n in trained.provenance["sources"] if n not in seen.provenance["sources"]]
-        seen.choice |= trained.choice
+        seen = replace(
+            seen, choice=trained.choice, anchor_phi=trained.anchor_phi, predict_phi=trained.predict_phi
+        )
         for name in away:
             domain = data.domains[name]
-            yield seen, f"{fold.name}/{name}", domain.images[torch.arange(len(domain.images))], domain.labels
+            some = torch.randperm(len(domain.images), generator=torch.Generator().manual_seed(job.seed))[
+                :LEFT_OUT
+            ]
+            yield seen, f"{fold.name}/{name}", domain.images[some], domain.labels[some]
 
 
 def batches(images: Tensor, labels: Tensor, collapse: bool, seed: int) -> Batches:
@@ -179,13 +185,14 @@ def main() -> None:
     parser.add_argument("comparison", type=Path, help="the --out of `vicinal compare`")
     parser.add_argument("--methods", default="all")
     parser.add_argument("--left-out", action="store_true")
+    parser.add_argument("--seeds", type=int, default=None, help="so many of the comparison's; default: all")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path("results/guard"))
     args = parser.parse_args()
     methods = list(METHODS) if args.methods == "all" else args.methods.split(",")
     jobs = []
     for method in methods:
-        for folder in sorted((args.comparison / "models").glob(f"{source_of(method)}-*")):
+        for folder in sorted((args.comparison / "models").glob(f"{source_of(method)}-*"))[: args.seeds]:
             jobs.append(Job(method, folder, int(folder.name.rsplit("-", 1)[1]), args.left_out))
     rows: list[dict[str, Any]] = []
     name = "left_out" if args.left_out else "targets"

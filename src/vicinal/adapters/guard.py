@@ -153,7 +153,9 @@ class Guarded(nn.Module):
         config, watch = self.config, self.watch
         opinion = self.reference.on_source(x)
         found = compared(p, opinion.p.float(), config.power)
-        differs = found.agreement < config.second_opinion or found.excess_entropy > config.excess_entropy
+        differs = (
+            found.agreement < config.second_opinion or found.excess_entropy > config.one_sided.excess_entropy
+        )
         if differs or self._source_fails(p, opinion):
             opinion = self.reference.consensus(x, opinion)
             found = compared(p, opinion.p.float(), config.power)
@@ -175,7 +177,7 @@ class Guarded(nn.Module):
         on_probation = watch.watching > 0 and watch.strikes > 1
         enough = found.images >= config.evidence
         watch.evidence = None if enough else tuple(found)
-        if not enough or found.agreement < config.doubt:
+        if not enough or found.agreement < config.limits(found).doubt:
             watch.wait = 0
             return opinion if enough or on_probation else None
         self._healthy()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.contract import Adapter, adapt
 from vicinal.checkpoint import Trained
 from vicinal.data.domains import Roles, TargetDomain
 from vicinal.data.pixels import resident
@@ -64,7 +64,7 @@ def compare(
                 algorithm=source_algorithm(trained),
                 method=entry.method,
                 seed=seed,
-                protocol=_protocol(trained, spec),
+                protocol={**_protocol(trained, spec), "parameters": _count(adapter)},
             )
             outcome = run_online(adapter, stream)
             record = score(adapter, stream, outcome, answers, setup)
@@ -98,6 +98,11 @@ def _by_domain(
 def source_algorithm(trained: Trained) -> str:
     """Return how theta was trained: `neighbor` trains its phi on a theta that is ERM's."""
     return "erm" if trained.algorithm == "neighbor" else trained.algorithm
+
+
+def _count(adapter: Adapter) -> int:
+    """Return the parameters of the model and of the nets that the method runs besides it."""
+    return sum(parameter.numel() for parameter in adapter.parameters())
 
 
 def _protocol(trained: Trained, spec: StreamSpec) -> dict[str, Any]:

@@ -5,12 +5,14 @@ import sys
 from vicinal.cli import data
 from vicinal.cli.compare import compare_command
 from vicinal.cli.console import out
+from vicinal.cli.results import results_command
 from vicinal.cli.run import app
 from vicinal.errors import VicinalError
 
 __all__ = ["app", "main", "out"]
 
 app.command("compare")(compare_command)
+app.command("results")(results_command)
 app.add_typer(data.app, name="data")
 
 

@@ -8,6 +8,8 @@ import os
 import sys
 import warnings
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, get_origin, get_type_hints
 
@@ -68,19 +70,34 @@ def append_record(path: Path, record: Record) -> None:
     The line is written by one call and synced. A torn line that an interrupted run left at the end is cut off
     first, since glued to the new line it would spoil both.
     """
+    with locked(path) as file:
+        if append_line(file, record):
+            warnings.warn(f"{path}: removed a torn last line before appending", stacklevel=2)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[BinaryIO]:
+    """Open a file of records for reading and appending, with no other writer at it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = record.to_json().encode() + b"\n"
     with path.open("a+b", buffering=0) as file:
         _lock(file)
-        tail = _unfinished_line(file)
-        if tail and _is_record(tail):
-            line = b"\n" + line
-        elif tail:
-            warnings.warn(f"{path}: removed a torn last line before appending", stacklevel=2)
-            file.truncate(file.seek(0, os.SEEK_END) - len(tail))
-        if file.write(line) != len(line):
-            raise DataError(f"{path}: the record was only partly written: free some disk space and run again")
-        os.fsync(file.fileno())
+        yield file
+
+
+def append_line(file: BinaryIO, record: Record) -> bool:
+    """Write the record as one more complete line of a locked file; return whether a torn one was cut off."""
+    line = record.to_json().encode() + b"\n"
+    tail = unfinished_line(file)
+    torn = bool(tail) and not is_record(tail)
+    if torn:
+        file.truncate(file.seek(0, os.SEEK_END) - len(tail))
+    elif tail:
+        line = b"\n" + line
+    if file.write(line) != len(line):
+        where = f"{file.name}: the record was only partly written"
+        raise DataError(f"{where}: free some disk space and run again")
+    os.fsync(file.fileno())
+    return torn
 
 
 def read_records(path: Path) -> list[Record]:
@@ -92,10 +109,10 @@ def read_records(path: Path) -> list[Record]:
     if not path.is_file():
         raise DataError(f"{path}: no such file of records: run an evaluation first or check the path")
     *complete, tail = _content(path).split(b"\n")
-    records = [_read_line(path, n, line) for n, line in enumerate(complete, start=1) if line.strip()]
+    records = [read_line(path, n, line) for n, line in enumerate(complete, start=1) if line.strip()]
     if tail.strip():
-        if _is_record(tail):
-            return [*records, _read_line(path, len(complete) + 1, tail)]
+        if is_record(tail):
+            return [*records, read_line(path, len(complete) + 1, tail)]
         warnings.warn(f"{path}: skipped a torn last line (line {len(complete) + 1})", stacklevel=2)
     return records
 
@@ -143,14 +160,16 @@ def _expect(name: str, value: Any, kind: Any) -> Any:
     return value
 
 
-def _read_line(path: Path, number: int, line: bytes) -> Record:
+def read_line(path: Path, number: int, line: bytes) -> Record:
+    """Return the record of one line; one that holds none is an error that names it."""
     try:
         return Record.from_json(line.decode())
     except (DataError, UnicodeDecodeError) as error:
         raise DataError(f"{path}, line {number}: {error}: mend or delete this line") from None
 
 
-def _is_record(line: bytes) -> bool:
+def is_record(line: bytes) -> bool:
+    """Return whether a line holds a whole record."""
     try:
         Record.from_json(line.decode())
     except (DataError, UnicodeDecodeError):
@@ -165,7 +184,7 @@ def _lock(file: BinaryIO) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
-def _unfinished_line(file: BinaryIO) -> bytes:
+def unfinished_line(file: BinaryIO) -> bytes:
     """Return what follows the last newline of the file."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - 1, 0))

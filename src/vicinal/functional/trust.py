@@ -14,6 +14,10 @@ class Comparison(NamedTuple):
     weight: float  # weight of all images
     excess: float  # entropy of the predictions less that of the reference, in units of log C
     images: int
+    mass: tuple[float, ...]  # probability of each class
+    reference_mass: tuple[float, ...]
+    votes: tuple[float, ...]  # images predicted as each class
+    reference_votes: tuple[float, ...]
 
     @property
     def agreement(self) -> float:
@@ -24,6 +28,16 @@ class Comparison(NamedTuple):
     def excess_entropy(self) -> float:
         """How much less certain than the reference, mean over images; 1 is from certain to uniform."""
         return self.excess / self.images
+
+    @property
+    def lost_diversity(self) -> float:
+        """How much lower the entropy of the mean prediction is than the reference's, in units of log C."""
+        return _spread(self.reference_mass) - _spread(self.mass)
+
+    @property
+    def share(self) -> float:
+        """The share of the most common class: in the predictions or the reference's, whichever is larger."""
+        return max(*self.votes, *self.reference_votes) / self.images
 
 
 def entropy_of(p: Tensor) -> Tensor:
@@ -50,8 +64,7 @@ def information(p: Tensor) -> Tensor:
 
 def top_share(p: Tensor) -> Tensor:
     """Return the share of the batch whose most probable class is the batch's most common one."""
-    votes = torch.zeros(p.shape[-1], device=p.device, dtype=p.dtype)
-    return votes.index_add(0, p.argmax(-1), p.new_ones(len(p))).amax() / len(p)
+    return _votes(p.argmax(-1), p).amax() / len(p)
 
 
 def compared(p: Tensor, reference: Tensor, power: float) -> Comparison:
@@ -61,14 +74,29 @@ def compared(p: Tensor, reference: Tensor, power: float) -> Comparison:
     is sure of counts, so that correcting its doubtful predictions is no disagreement.
     """
     confidence, expected = reference.max(-1)
-    weights = confidence**power
-    agreed = (weights * (p.argmax(-1) == expected)).sum()
+    weights, found = confidence**power, p.argmax(-1)
+    agreed = (weights * (found == expected)).sum()
     excess = (mean_entropy(p) - mean_entropy(reference)) * len(p)
-    sums = torch.stack([agreed, weights.sum(), excess]).tolist()
-    return Comparison(sums[0], sums[1], sums[2], len(p))
+    each = torch.stack([p.sum(0), reference.sum(0), _votes(found, p), _votes(expected, p)])
+    sums = torch.cat([torch.stack([agreed, weights.sum(), excess]), each.flatten()]).tolist()
+    classes = p.shape[-1]
+    parts = [tuple(sums[3 + k * classes : 3 + (k + 1) * classes]) for k in range(4)]
+    return Comparison(sums[0], sums[1], sums[2], len(p), *parts)
 
 
 def together(comparisons: list[Comparison]) -> Comparison:
     """Return the comparison over the images of several batches."""
     columns = list(zip(*comparisons, strict=True))
-    return Comparison(sum(columns[0]), sum(columns[1]), sum(columns[2]), int(sum(columns[3])))
+    sums = [tuple(sum(values) for values in zip(*column, strict=True)) for column in columns[4:]]
+    return Comparison(sum(columns[0]), sum(columns[1]), sum(columns[2]), int(sum(columns[3])), *sums)
+
+
+def _votes(found: Tensor, like: Tensor) -> Tensor:
+    return like.new_zeros(like.shape[-1]).index_add(0, found, like.new_ones(len(found)))
+
+
+def _spread(mass: tuple[float, ...]) -> float:
+    """Return the entropy of a distribution given up to its scale, in units of log C."""
+    total = sum(mass)
+    entropy = -sum(m / total * math.log(m / total) for m in mass if m > 0)
+    return entropy / math.log(max(len(mass), 2))

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vicinal.benchmarks.metric import METRICS, Metric
+from vicinal.benchmarks.plan import groups_of
 from vicinal.benchmarks.spec import Figure, Spec
+from vicinal.data.streams import StreamSpec
 from vicinal.errors import DataError
 from vicinal.evaluation.record import Record
 from vicinal.evaluation.statistics import Paired, Summary, paired, per_seed, summary
@@ -76,6 +78,7 @@ class Board:
     rows: tuple[str, ...]
     ours: frozenset[str] = frozenset()  # rows of the paper's own method
     quick: bool = False  # the runs only show that it runs
+    laid_out: bool = False  # by a spec, which orders the rows
 
     def cell(self, row: str, column: str) -> Cell | None:
         """Return a cell by its names; None where the table has none."""
@@ -101,7 +104,7 @@ def make_board(spec: Spec | None, records: Sequence[Record]) -> Board:
     if spec is not None:
         rows = dict.fromkeys(row.label for row in spec.rows if row.label in rows)
     ours = frozenset(row.label for row in spec.rows if row.ours) if spec is not None else frozenset()
-    return Board(tuple(columns), tuple(rows), ours, quick)
+    return Board(tuple(columns), tuple(rows), ours, quick, laid_out=spec is not None)
 
 
 def _in_earnest(records: Sequence[Record]) -> tuple[list[Record], bool]:
@@ -122,7 +125,8 @@ def _column(spec: Spec | None, name: str, named: Sequence[Named]) -> Column:
         if one.column == name:
             rows.setdefault(one.row, []).append(one.record)
     metric = "accuracy" if spec is None else spec.metric_of(name)
-    targets = tuple(dict.fromkeys(record.target for members in rows.values() for record in members))
+    measured = [record for members in rows.values() for record in members]
+    targets = tuple(dict.fromkeys([*_planned(spec, name, measured), *(r.target for r in measured)]))
     reference = _reference(rows) if spec is None else _spec_reference(spec, rows)
     figures = [] if spec is None else [figure for figure in spec.figures if figure.setting == name]
     labels = rows if spec is None else [row.label for row in spec.rows]
@@ -132,6 +136,16 @@ def _column(spec: Spec | None, name: str, named: Sequence[Named]) -> Column:
         if row in rows or of_row:
             cells[row] = _cell(row, name, METRICS[metric], rows.get(row, ()), targets, of_row)
     return Column(name, metric, targets, _compared(cells, reference), reference)
+
+
+def _planned(spec: Spec | None, name: str, records: Sequence[Record]) -> list[str]:
+    """Return the targets that a column's mean needs; a quick run may have others than its spec."""
+    if spec is None or any(benchmark_of(record).get("quick") for record in records):
+        return []
+    groups = groups_of(spec.setting(name))
+    if StreamSpec(spec.setting(name).stream).joint:
+        return ["+".join(group) for group in groups]
+    return [target for group in groups for target in group]
 
 
 def _cell(

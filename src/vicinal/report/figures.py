@@ -113,7 +113,7 @@ def draw_errors(errors: Mapping[str, Summary], styles: Styles) -> Figure:
     return figure
 
 
-def draw_costs(points: Sequence[Point], styles: Styles) -> Figure:
+def draw_costs(points: Sequence[Point], styles: Styles, titled: bool = False) -> Figure:
     """Return accuracy against milliseconds per image; rows without a style are small grey dots."""
     figure, (ax,) = grid(1, width=5.6, height=3.2)
     drawn = [point for point in points if math.isfinite(point.x) and math.isfinite(point.y.mean)]
@@ -129,15 +129,18 @@ def draw_costs(points: Sequence[Point], styles: Styles) -> Figure:
             edgecolor=colour,
             lw=1.4,
             zorder=4 if style else 3,
+            label=point.row if style else None,
         )
         if point.y.std is not None:
             ax.errorbar(1000 * point.x, point.y.mean, yerr=point.y.std, color=colour, lw=1, alpha=0.6)
     ax.set(xscale="log", xlabel="milliseconds per image, log scale", ylabel="accuracy, %")
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    if titled:
+        legend(figure, [ax])
     return figure
 
 
-def draw_batch_sizes(family: BatchSizes, styles: Styles) -> Figure:
+def draw_batch_sizes(family: BatchSizes, styles: Styles, titled: bool = False) -> Figure:
     """Return a metric over batch sizes: a line per row with whiskers of ± 1 std, the paper's dotted."""
     figure, (ax,) = grid(1, width=5.6, height=3.2)
     for row in (row for row in styles if row in family.lines):
@@ -165,6 +168,8 @@ def draw_batch_sizes(family: BatchSizes, styles: Styles) -> Figure:
     ax.set(xscale="log", xlabel="batch size", ylabel=f"{family.metric.replace('_', ' ')}, {_unit(family)}")
     ax.set_xticks(every, [f"{size:g}" for size in every])
     ax.xaxis.set_minor_locator(NullLocator())
+    if titled:
+        legend(figure, [ax])
     return figure
 
 

@@ -29,6 +29,7 @@ class Learner:
     draws: torch.Generator
     noise: torch.Generator
     auxiliary: nn.Module | None = None  # what an algorithm trains besides model and phi
+    seconds: float = 0.0  # in the loop so far, before an interruption too
 
     @property
     def device(self) -> torch.device:

@@ -42,10 +42,12 @@ def run_stage(
     if resume and path is not None and path.exists():
         done = load_state(path, learner, best, stage.name, facts)
     scalars = Scalars(folder)
+    before, started = learner.seconds, time.perf_counter()
     progress.start(stage.name, learner.config.iterations, done)
     try:
         for iteration, episode in enumerate(_episodes(stage, learner, sources, done), start=done + 1):
             _iterate(stage, learner, sources, episode, best, iteration, progress, scalars)
+            learner.seconds = before + time.perf_counter() - started
             last = iteration == learner.config.iterations
             if path is not None and (last or stop.asked or iteration % learner.config.save_every == 0):
                 save_state(path, learner, best, stage.name, iteration, facts)

@@ -69,6 +69,7 @@ def save_state(path: Path, learner: Learner, best: Best, stage: str, iteration: 
         "kind": "state",
         "stage": stage,
         "iteration": iteration,
+        "seconds": learner.seconds,
         "config": {**as_dict(learner.config), **facts},
     }
     header |= {"best_accuracy": best.accuracy, "best_iteration": best.iteration}
@@ -88,6 +89,7 @@ def load_state(path: Path, learner: Learner, best: Best, stage: str, facts: Fact
     _load_optimizer(learner.optimizer, _under("optimizer.", tensors))
     learner.draws.set_state(tensors["draws"])
     learner.noise.set_state(tensors["noise"])
+    learner.seconds = header.get("seconds", 0.0)
     iteration: int = header["iteration"]
     return iteration
 

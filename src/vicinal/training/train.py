@@ -1,6 +1,7 @@
 """Training from start to end: the source model, the left-out models, phi, and the choice of the rule."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -60,18 +61,20 @@ def train(
     resume: bool = False,
     progress: Progress | None = None,
     provenance: dict[str, Any] | None = None,
+    stop: StopRequest | None = None,
 ) -> Trained:
     """Return a model trained on the sources, with what left-out domains taught; saved if given a folder.
 
-    Only source domains come in: there is nothing of a target here to look at.
+    Only source domains come in: there is nothing of a target here to look at. Ctrl-C stops it between two
+    steps, unless somebody else decides that and passes `stop`.
     """
     if out_of_fold is not None:  # refused before hours of training, not after
         folds(len(sources), out_of_fold.leave_out)
         for method in out_of_fold.baselines:
             METHODS[method]
     sources = placed(sources, device)
-    with stop_on_interrupt() as stop:
-        run = Run(folder, progress or Silent(), stop, torch.device(device), resume)
+    with nullcontext(stop) if stop is not None else stop_on_interrupt() as asked:
+        run = Run(folder, progress or Silent(), asked, torch.device(device), resume)
         trained = train_model(spec, sources, config, run, provenance or {})
         if out_of_fold is not None:
             trained = add_out_of_fold(trained, spec, sources, config, out_of_fold, run)
@@ -97,12 +100,14 @@ def train_model(
         phi = InferenceNet(model.head.in_features, layers=config.phi_layers).to(run.device)
     facts = {"sources": [source.name for source in sources], "seed": config.seed, **provenance}
     extras: dict[str, Tensor] = {}
+    seconds = 0.0
     for stage in stages:
         learner = make_learner(model, phi, stage, config, derived_seed(config.seed, stage.name))
         shape = {"backbone": spec.backbone, "weights": spec.weights, "classes": list(spec.classes)}
         best = run_stage(
             stage, learner, sources, run.folder, run.progress, run.stop, resume=run.resume, facts=shape
         )
+        seconds += learner.seconds
         if not stage.fixed_model:
             facts |= {"validation_accuracy": best.accuracy, "selected_iteration": best.iteration}
         if stage.finish is not None:
@@ -118,7 +123,7 @@ def train_model(
         algorithm=config.algorithm,
         phi=used,
         config={"train": as_dict(config)},
-        provenance=facts,
+        provenance={**facts, "training_seconds": seconds},
         extras=extras,
     )
 
