@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -27,6 +28,7 @@ from vicinal.evaluation.example import Example
 from vicinal.evaluation.record import Record
 from vicinal.models.backbones import preprocessing_for
 from vicinal.training.config import OutOfFoldConfig, TrainConfig
+from vicinal.training.progress import Relay
 from vicinal.training.train import ModelSpec, train
 
 BASELINES = ("hard", "soft", "probabilistic")
@@ -74,24 +76,6 @@ class TaskResult:
 Report = Callable[[str, str, int, int], None]  # task, stage, done, total
 
 
-class _Relay:
-    """Training progress of a task, passed on as plain messages."""
-
-    def __init__(self, name: str, send: Report) -> None:
-        self._name, self._send = name, send
-        self._task, self._total = "", 1
-
-    def start(self, task: str, total: int, done: int = 0) -> None:
-        self._task, self._total = task, total
-        self._send(self._name, task, done, total)
-
-    def advance(self, done: int, terms: Mapping[str, float], images_per_second: float | None = None) -> None:
-        self._send(self._name, self._task, done, self._total)
-
-    def note(self, text: str) -> None:
-        self._send(self._name, text, 0, 1)
-
-
 def entries(algorithm: str, step_sizes: Sequence[float] = STEP_SIZES) -> list[Entry]:
     """Return what is measured on a source model of this algorithm."""
     made = [Entry("erm"), Entry("bn"), Entry("bn", {"statistics": "stream"})]
@@ -107,7 +91,7 @@ def run_task(task: Task, send: Report) -> TaskResult:
     data = load_dataset("digits", seed=task.seed)
     roles = assign_roles(data, DATASETS["digits"].default_targets)
     name = f"{task.algorithm}, seed {task.seed}"
-    trained = _train(task, roles, _Relay(name, send))
+    trained = _train(task, roles, Relay(partial(send, name)))
     if task.fitted is not None:
         # phi sees no features, only a few scale-free numbers a class, and never saw the model it serves: the
         # one fitted on left-out ERM models, and the rule chosen with them, serve the meta-trained model too.
@@ -125,7 +109,7 @@ def run_task(task: Task, send: Report) -> TaskResult:
     return TaskResult(task, records, fitted, _examples(results, roles.answers, roles.classes))
 
 
-def _train(task: Task, roles: Roles, relay: _Relay) -> Trained:
+def _train(task: Task, roles: Roles, relay: Relay) -> Trained:
     config = task.config
     spec = ModelSpec("small", "none", preprocessing_for("small", channels=1), roles.classes)
     left_out = OutOfFoldConfig(

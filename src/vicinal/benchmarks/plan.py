@@ -103,13 +103,16 @@ def plan(
     keep = _kept(spec, only)
     trainings: dict[str, TrainRun] = {}
     measures: list[MeasureRun] = []
+    settings = {one.name: _real_setting(one, quick, backbone, weights) for one in spec.settings}
     for setting in spec.settings:
-        real = _real_setting(setting, quick, backbone, weights)
-        rows = spec.rows_of(setting)
+        real = settings[setting.name]
+        rows = [
+            row for other in settings.values() if _same_models(other, real) for row in spec.rows_of(other)
+        ]
         for seed in range(count):
             for group in groups_of(real):
                 models = {name: _training(real, group, name, rows, seed) for name in _algorithms(rows)}
-                for row in rows:
+                for row in spec.rows_of(setting):
                     if not keep(setting, row):
                         continue
                     trained = models[served_by(row.algorithm, rows)]
@@ -177,6 +180,13 @@ def _real_setting(setting: Setting, quick: bool, backbone: str | None, weights: 
         kept = setting.weights if setting.weights in (None, "none", "timm") else None
         setting = replace(setting, backbone=backbone, weights=kept)
     return setting if weights is None else replace(setting, weights=weights)
+
+
+def _same_models(one: Setting, other: Setting) -> bool:
+    """Return whether two columns differ in nothing that training sees: they then share their models."""
+    names = ("data", "data_options", "sources", "backbone", "weights", "size", "training", "out_of_fold")
+    held_out = one.sources != () or groups_of(one) == groups_of(other)
+    return held_out and all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def chooses_step_size(row: Row) -> bool:

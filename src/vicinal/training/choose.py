@@ -102,14 +102,15 @@ def choose_rule(
 
 
 def choose_step_size(
-    streams: Sequence[LeftOutStream], method: str, scales: Sequence[float]
+    streams: Sequence[LeftOutStream], method: str, scales: Sequence[float], kinds: Sequence[str] = ()
 ) -> dict[str, dict[str, Any]]:
     """Return the options of a method by kind of statistics, its step size a multiple of its own paper's.
 
-    Tried on its own statistics and on those of the stream, each multiple on all left-out streams.
+    Each multiple is tried on all left-out streams, on the kinds given; by default on the method's own
+    statistics and on those of the stream.
     """
     own = METHODS[method].defaults
-    kinds = tuple(dict.fromkeys((own.statistics.kind, "stream")))
+    kinds = kinds or tuple(dict.fromkeys((own.statistics.kind, "stream")))
     grid = _grid((method,), kinds, [own.lr * scale for scale in scales])
     rows = [_try_baseline(name, settings, streams) for name, settings in grid]
     return _best_step_sizes(rows)[method]

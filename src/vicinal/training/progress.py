@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
@@ -32,6 +32,27 @@ class Silent:
 
     def note(self, text: str) -> None:
         """Do nothing."""
+
+
+class Relay:
+    """Progress passed on as plain messages: stage, steps done, steps in all."""
+
+    def __init__(self, say: Callable[[str, int, int], None]) -> None:
+        self._say = say
+        self._task, self._total, self._part = "", 1, ""
+
+    def start(self, task: str, total: int, done: int = 0) -> None:
+        """Say that a task begins."""
+        self._task, self._total = task, total
+        self._say(task + self._part, done, total)
+
+    def advance(self, done: int, terms: Mapping[str, float], images_per_second: float | None = None) -> None:
+        """Say how far it is."""
+        self._say(self._task + self._part, done, self._total)
+
+    def note(self, text: str) -> None:
+        """Name what the next tasks belong to."""
+        self._part = f", {text}"
 
 
 class StopRequest:
