@@ -1,0 +1,230 @@
+"""What a worker does of a plan: train a source model, choose a step size on left-out domains, measure.
+
+Each job leaves what it made on disk, whole or not at all, and finds out for itself what is there already.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+
+from vicinal.benchmarks.compare import compare
+from vicinal.benchmarks.plan import FIXED, OUT_OF_FOLD, SCALES, MeasureRun, TrainRun
+from vicinal.benchmarks.prepare import Prepared, prepare_training
+from vicinal.benchmarks.store import Store
+from vicinal.benchmarks.workers import Desk
+from vicinal.checkpoint import Trained, load
+from vicinal.data.domains import Roles
+from vicinal.evaluation.record import Record
+from vicinal.training.choose import choose_step_size
+from vicinal.training.progress import Relay, Silent, StopRequest
+from vicinal.training.train import Run, all_left_out_streams, train
+
+MODEL = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a benchmark lives."""
+
+    out: Path
+    data_dir: Path | None = None
+
+    def model(self, key: str) -> Path:
+        """Return the folder of a source model."""
+        return self.out / "models" / key
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """Train a source model."""
+
+    run: TrainRun
+    place: Place
+    saves_itself = True  # when it is asked to stop
+
+    @property
+    def done(self) -> bool:
+        """Whether the model is there, and nothing of the way to it."""
+        folder = self.place.model(self.run.key)
+        return (folder / MODEL).exists() and not any(folder.glob("state-*"))
+
+    def __call__(self, desk: Desk) -> None:
+        """Go on with what is there of the training; a trained model is left alone."""
+        folder = self.place.model(self.run.key)
+        with _lock(folder):
+            if not (folder / MODEL).exists():
+                ready = _prepared(self.run, self.place, desk)
+                train(
+                    ready.spec,
+                    ready.roles.sources,
+                    ready.config,
+                    ready.out_of_fold,
+                    folder=folder,
+                    device=desk.device,
+                    resume=True,
+                    progress=Relay(desk.say),
+                    provenance=ready.provenance,
+                    stop=desk.stop,
+                )
+            _tidy(folder)
+
+
+@dataclass(frozen=True)
+class ChooseJob:
+    """Choose a method's step size for one kind of statistics, on the left-out streams of a source model."""
+
+    run: TrainRun
+    method: str
+    kind: str
+    place: Place
+
+    @property
+    def path(self) -> Path:
+        """Where the choice is kept: options by kind of statistics."""
+        return self.place.model(self.run.key) / "step_sizes" / f"{self.method}.json"
+
+    @property
+    def chosen(self) -> dict[str, Any] | None:
+        """The options chosen; None where they have not been."""
+        return _read(self.path).get(self.kind)
+
+    def __call__(self, desk: Desk) -> None:
+        """Try every multiple of the method's own step size."""
+        desk.say(f"step size of {self.method}", 0, 1)
+        streams = desk.keep("streams", self.run.key, lambda: self._streams(desk))
+        made = choose_step_size(streams, self.method, SCALES, (self.kind,))
+        self.path.parent.mkdir(exist_ok=True)
+        with _lock(self.path):
+            _write(self.path, {**_read(self.path), **made})
+
+    def _streams(self, desk: Desk) -> Any:
+        ready, folder = _prepared(self.run, self.place, desk), self.place.model(self.run.key)
+        assert ready.out_of_fold is not None
+        run = Run(folder, Silent(), StopRequest(), torch.device(desk.device), resume=True)
+        return all_left_out_streams(ready.spec, ready.roles.sources, ready.config, ready.out_of_fold, run)
+
+
+@dataclass(frozen=True)
+class MeasureJob:
+    """Run a method over the streams of its targets."""
+
+    run: MeasureRun
+    training: TrainRun
+    place: Place
+
+    @property
+    def choice(self) -> ChooseJob | None:
+        """The choice of a step size that it waits for."""
+        kind = self.run.about["settings"]["statistics"]["kind"]
+        if not self.run.chooses:
+            return None
+        return ChooseJob(self.training, self.run.entry.method, kind, self.place)
+
+    def __call__(self, desk: Desk) -> None:
+        """Append a record for every target that has none; a joint stream has one for all."""
+        run, store = self.run, Store(self.place.out)
+        done = store.done()
+        missing = [target for target in run.results if (run.key, target) not in done]
+        ready = _prepared(self.training, self.place, desk)
+        trained = desk.keep("model", run.model, lambda: load(self.place.model(run.model), desk.device))
+        trained = _with_choice(trained, self.choice)
+        roles = _only(ready.roles, run.targets if run.stream.joint else missing)
+        dataset = Path(self.training.request.data).name
+        results = compare(trained, roles, [run.entry], run.stream, run.seed, dataset=dataset)
+        for count, result in enumerate(results, start=1):
+            store.append(labelled(result.record, run, trained))
+            desk.say(f"{run.entry.method}", count, len(missing))
+
+
+def _prepared(run: TrainRun, place: Place, desk: Desk) -> Prepared:
+    """Return the data of a training; what was loaded last is still there."""
+    request = replace(run.request, data_dir=place.data_dir)
+
+    def decoding(done: int, total: int) -> None:
+        desk.say("reading images", done, total)
+
+    ready: Prepared = desk.keep("data", run.key, lambda: prepare_training(request, decoding))
+    return ready
+
+
+def _with_choice(trained: Trained, choice: ChooseJob | None) -> Trained:
+    """Return the model with the step size that the left-out streams chose."""
+    if choice is None or choice.chosen is None:
+        return trained
+    methods = {**trained.choice.get("methods", {}), choice.method: {choice.kind: choice.chosen}}
+    return replace(trained, choice={**trained.choice, "methods": methods})
+
+
+def _only(roles: Roles, names: Iterable[str]) -> Roles:
+    by_name = {target.name: target for target in roles.targets}
+    return replace(roles, targets=tuple(by_name[name] for name in names))
+
+
+def labelled(record: Record, run: MeasureRun, trained: Trained) -> Record:
+    """Return a record that says which cell of which benchmark it is, and how its step size came about."""
+    benchmark = {
+        "spec": run.spec,
+        "setting": run.setting,
+        "row": run.row,
+        "key": run.key,
+        "model": run.model,
+        "quick": run.quick,
+        "about": run.about,
+    }
+    added = {
+        "benchmark": benchmark,
+        "selection": _selection(run),
+        "training_seconds": trained.provenance["training_seconds"],
+    }
+    return replace(record, protocol={**record.protocol, **added})
+
+
+def _selection(run: MeasureRun) -> str:
+    """Return in words what was chosen where."""
+    if run.entry.method in OUT_OF_FOLD:
+        how = "rule and step size on left-out source domains"
+    elif run.chooses:
+        multiples = ", ".join(f"{scale:g}" for scale in SCALES)
+        how = f"step size on left-out source domains, {multiples} times the method's own"
+    elif "lr" in run.entry.options:
+        how = "step size given"
+    else:
+        how = "nothing else" if run.entry.method in FIXED else "the method's own step size"
+    return f"model on source validation images; {how}"
+
+
+def _lock(path: Path) -> FileLock:
+    """Return a lock that also goes with a process that is killed; two benchmarks may share a folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(path.with_name(f".{path.name}.lock"))
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what only an unfinished training needs: several times the size of the model."""
+    for pattern in ("state-*.safetensors", ".*.part"):
+        for path in folder.rglob(pattern):
+            path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    """Write JSON, all or nothing."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump(values, file)
+        file.flush()
+        os.fsync(handle)
+    Path(name).replace(path)

@@ -1,0 +1,138 @@
+"""Running a plan: jobs side by side, each as soon as what it needs is there; what is done is not done again.
+
+Whatever ends a run, also `kill -9`, the same call goes on: models and records are on disk whole or not at
+all, a training goes on from its last saved state, and equal keys give equal numbers.
+"""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from vicinal.benchmarks.jobs import Place
+from vicinal.benchmarks.plan import MeasureRun, Plan
+from vicinal.benchmarks.schedule import Failure, Job, Listen, Shift, make_tasks
+from vicinal.benchmarks.store import Store, benchmark_of
+from vicinal.benchmarks.workers import Crew, Desk
+from vicinal.data.catalog import DATASETS
+from vicinal.data.find import data_dirs, how_to_get, status
+from vicinal.evaluation.record import Record
+
+INDEX = "models.json"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A data set that is not here, and what to do about it."""
+
+    data: str
+    how: str
+
+
+def missing_data(plan: Plan, data_dir: Path | None = None) -> list[Missing]:
+    """Return the data sets of a plan that are not found; looks for them, reads none."""
+    dirs = data_dirs(data_dir)
+    names = dict.fromkeys(run.request.data for run in plan.trainings)
+    entries = [DATASETS[name] for name in names if name in DATASETS]
+    absent = [entry for entry in entries if status(entry, dirs).state == "missing"]
+    return [Missing(entry.name, how_to_get(entry, dirs[0])) for entry in absent]
+
+
+def without_data(plan: Plan, missing: Sequence[Missing]) -> Plan:
+    """Return the runs whose data are here."""
+    gone = {item.data for item in missing}
+    trainings = tuple(run for run in plan.trainings if run.request.data not in gone)
+    keys = {run.key for run in trainings}
+    return Plan(trainings, tuple(run for run in plan.measures if run.model in keys))
+
+
+def devices_for(device: str, workers: int) -> list[str]:
+    """Return the device of every worker: GPUs in turn. 0 workers: one for each GPU, or for each core."""
+    if device == "cpu":
+        return ["cpu"] * (workers or os.cpu_count() or 1)
+    count = max(1, torch.cuda.device_count())
+    return [f"cuda:{number % count}" for number in range(workers or count)]
+
+
+def run_plan(
+    plan: Plan, place: Place, devices: Sequence[str], listen: Listen, *, start: str = "spawn"
+) -> list[Failure]:
+    """Train and measure what is not on disk yet; return what could not be done.
+
+    `start` is how processes begin: "spawn", or "fork" where nothing but the CPU is used.
+    """
+    write_index(plan, place.out)
+    tasks = make_tasks(plan, place, Store(place.out).done())
+    if not tasks:
+        return []
+    with _terminated_like_interrupted(), Crew(_work, devices[: len(tasks)], start) as crew:
+        return Shift(crew, tasks, listen).run()
+
+
+def _work(job: Job, desk: Desk) -> None:
+    job(desk)
+
+
+def records_of(plan: Plan, store: Store) -> list[Record]:
+    """Return the records of a plan, each for every cell of the table that its run stands in."""
+    cells: dict[str, list[MeasureRun]] = {}
+    for run in plan.measures:
+        cells.setdefault(run.key, []).append(run)
+    return [
+        _in_cell(record, run)
+        for record in store.records()
+        for run in cells.get(benchmark_of(record)["key"], [])
+        if record.target in run.results
+    ]
+
+
+def _in_cell(record: Record, run: MeasureRun) -> Record:
+    place = {"spec": run.spec, "setting": run.setting, "row": run.row}
+    benchmark = {**benchmark_of(record), **place}
+    return replace(record, protocol={**record.protocol, "benchmark": benchmark})
+
+
+def write_index(plan: Plan, out: Path) -> None:
+    """Write which key is which model, beside those of earlier plans; models are not for version control."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / INDEX
+    index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for run in plan.trainings:
+        index[run.key] = {
+            "algorithm": run.algorithm,
+            "seed": run.seed,
+            "data": run.request.data,
+            "targets": list(run.request.targets),
+            "backbone": run.about["backbone"],
+        }
+    part = path.with_name(f".{INDEX}.part")
+    part.write_text(json.dumps(index, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    part.replace(path)
+    (out / ".gitignore").write_text("models/\n.*\n!.gitignore\n", encoding="utf-8")
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Treat a request to terminate as Ctrl-C: either way the workers go too."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted: the same command goes on from here") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)

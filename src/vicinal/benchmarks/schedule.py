@@ -1,0 +1,152 @@
+"""Who does what when: tasks begin as soon as what they need is there, measurements before trainings."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from vicinal.benchmarks.jobs import ChooseJob, MeasureJob, Place, TrainJob
+from vicinal.benchmarks.plan import MeasureRun, Plan, TrainRun
+from vicinal.benchmarks.workers import Crew
+
+# The dearest first, so that no process is left alone with one at the end.
+DEAREST = ("cotta", "memo", "ttt_pp", "ttt", "tast", "vnl")
+KINDS = ("trainings", "step sizes", "measurements")
+Job = TrainJob | ChooseJob | MeasureJob
+Listen = Callable[[str, str, int, int], None]  # whose progress, what it is at, done, total
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A job that could not be done, why, and how many measurements go without it."""
+
+    what: str
+    why: str
+    measurements: int
+
+
+@dataclass(eq=False)
+class Task:
+    """A job, and the tasks that wait for it."""
+
+    job: Job
+    name: str
+    model: str
+    rank: int  # the lower, the sooner
+    waiting: list["Task"] = field(default_factory=list)
+
+
+class Shift:
+    """The state of a run: what is ready, who does what, what has failed."""
+
+    def __init__(self, crew: Crew, tasks: Sequence[Task], listen: Listen) -> None:
+        later = {id(after) for task in tasks for after in task.waiting}
+        self.crew, self.listen = crew, listen
+        self.ready = [task for task in tasks if id(task) not in later]
+        self.doing: dict[int, Task] = {}
+        self.last: dict[int, str] = {}  # the model a worker has at hand
+        self.failures: list[Failure] = []
+        self.total = {kind: sum(kind_of(task) == kind for task in tasks) for kind in KINDS}
+        self.done = dict.fromkeys(KINDS, 0)
+
+    def run(self) -> list[Failure]:
+        """Have everything done; return what could not be."""
+        for kind in KINDS:
+            self._count(kind)
+        while self.ready or self.doing:
+            for worker in self.crew.idle:
+                if self.ready:
+                    self._begin(worker, self._next(worker))
+            for heard in self.crew.hear():
+                task = self.doing[heard.worker]
+                if heard.kind == "said":
+                    stage, done, total = heard.body
+                    self.listen(f"worker {heard.worker + 1}", f"{task.name}: {stage}", done, total)
+                    continue
+                del self.doing[heard.worker]
+                if heard.kind == "done":
+                    self.ready += task.waiting
+                    self._finish(task)
+                else:
+                    self._fail(task, heard.body)
+        return self.failures
+
+    def _next(self, worker: int) -> Task:
+        """Return the most urgent task, rather one on the model that the worker has at hand."""
+        task = min(self.ready, key=lambda one: (one.rank, one.model != self.last.get(worker)))
+        self.ready.remove(task)
+        return task
+
+    def _begin(self, worker: int, task: Task) -> None:
+        self.doing[worker], self.last[worker] = task, task.model
+        self.listen(f"worker {worker + 1}", task.name, 0, 1)
+        self.crew.give(worker, task.job)
+
+    def _finish(self, task: Task) -> None:
+        self.done[kind_of(task)] += 1
+        self._count(kind_of(task))
+
+    def _fail(self, task: Task, why: str) -> None:
+        """Note a failure once; whatever waits for the task goes with it."""
+        gone = [task, *_all_waiting(task)]
+        measurements = sum(kind_of(one) == "measurements" for one in gone)
+        self.failures.append(Failure(task.name, why, measurements))
+        for one in gone:
+            self._finish(one)
+
+    def _count(self, kind: str) -> None:
+        if self.total[kind]:
+            self.listen(kind, "", self.done[kind], self.total[kind])
+
+
+def kind_of(task: Task) -> str:
+    """Return what a task is counted as."""
+    return KINDS[(TrainJob, ChooseJob, MeasureJob).index(type(task.job))]
+
+
+def _all_waiting(task: Task) -> list[Task]:
+    return [one for after in task.waiting for one in (after, *_all_waiting(after))]
+
+
+def make_tasks(plan: Plan, place: Place, done: Collection[tuple[str, str]]) -> list[Task]:
+    """Return what is left to do, each task listed with those that wait for it."""
+    by_key = {run.key: run for run in plan.trainings}
+    measures = {
+        run.key: run for run in plan.measures if any((run.key, target) not in done for target in run.results)
+    }
+    tasks: dict[Any, Task] = {}
+
+    def task(job: Job, name: str, model: str, rank: int) -> Task:
+        return tasks.setdefault(job_key(job), Task(job, name, model, rank))
+
+    for run in measures.values():
+        training = by_key[run.model]
+        job = MeasureJob(run, training, place)
+        chain = [task(job, f"{run.entry.method}, {_words(training)}", run.model, run_rank(run))]
+        if job.choice is not None and job.choice.chosen is None:
+            name = f"{run.entry.method} ({job.choice.kind}), {_words(training)}"
+            chain.append(task(job.choice, name, run.model, 2))
+        train_job = TrainJob(training, place)
+        if not train_job.done:
+            chain.append(task(train_job, _words(training), run.model, 3))
+        for after, before in pairwise(chain):
+            if after not in before.waiting:
+                before.waiting.append(after)
+    return list(tasks.values())
+
+
+def job_key(job: Job) -> tuple[str, ...]:
+    """Return what makes two jobs one."""
+    extra = (job.method, job.kind) if isinstance(job, ChooseJob) else ()
+    return (type(job).__name__, job.run.key, *extra)
+
+
+def run_rank(run: MeasureRun) -> int:
+    """Return how soon to measure: before any training, the dearest first."""
+    return 0 if run.entry.method in DEAREST else 1
+
+
+def _words(run: TrainRun) -> str:
+    targets = "+".join(run.request.targets[:3]) + ("..." if len(run.request.targets) > 3 else "")
+    return f"{run.algorithm} on {Path(run.request.data).name} without {targets}, seed {run.seed}"
