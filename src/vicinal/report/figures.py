@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from vicinal.benchmarks.metric import METRICS
 from vicinal.evaluation.statistics import Summary
 from vicinal.report.board import Board
-from vicinal.report.canvas import GRID, INK, PALETTE, PAPER, SOFT, fit_limits, grid, legend, panel_title
+from vicinal.report.canvas import GRID, INK, PALETTE, PAPER, RULE, SOFT, fit_limits, grid, legend, panel_title
 from vicinal.report.plots import LineStyle
 from vicinal.report.series import BatchSizes, Curve, Point, Reliability
 
 _CURVE_POINTS = 240
+# Inches of a figure that stands alone: its letters can be read on a phone and are not shouting on a desk.
+_WIDE = 4.2
 Styles = Mapping[str, LineStyle]
 
 
@@ -88,8 +90,8 @@ def _reliability_panel(ax: Axes, panel: Reliability, colour: str) -> None:
     x, y = (100 * np.array(values)[filled] for values in (panel.confidence, panel.accuracy))
     ax.plot([0, 100], [0, 100], color=SOFT, lw=0.9, ls=(0, (3, 3)), zorder=1)
     ax.vlines(x, np.minimum(x, y), np.maximum(x, y), color=colour, alpha=0.35, lw=1.2, zorder=2)
-    ax.plot(x, y, color=colour, lw=1, alpha=0.8, zorder=3)
-    ax.scatter(x, y, s=6 + 160 * count[filled] / count.sum(), color=colour, lw=0, alpha=0.85, zorder=4)
+    ax.plot(x, y, color=colour, lw=1, alpha=0.8, zorder=3, clip_on=False)
+    ax.scatter(x, y, s=6 + 160 * count[filled] / count.sum(), color=colour, lw=0, alpha=0.85, zorder=4, clip_on=False)
     ax.text(5, 95, f"ECE {panel.ece:.1f}", va="top", ha="left", fontsize=9, color=INK)
     ax.set(xlim=(0, 102), ylim=(0, 102), xticks=(0, 50, 100), yticks=(0, 50, 100), aspect="equal")
 
@@ -99,15 +101,15 @@ def draw_errors(errors: Mapping[str, Summary], styles: Styles) -> Figure:
     rows = sorted(
         (row for row in errors if math.isfinite(errors[row].mean)), key=lambda row: errors[row].mean
     )
-    figure, (ax,) = grid(1, width=5.6, height=0.7 + 0.2 * len(rows))
+    figure, (ax,) = grid(1, width=_WIDE, height=0.7 + 0.19 * len(rows))
     ax.grid(axis="y", visible=False)
     ax.grid(axis="x", color=GRID, lw=0.8)
     for place, row in enumerate(rows):
-        colour = styles[row].color if row in styles else SOFT
-        ax.barh(place, errors[row].mean, height=0.66, color=colour, alpha=0.85, lw=0)
+        colour = styles[row].color if row in styles else RULE
+        ax.barh(place, errors[row].mean, height=0.66, color=colour, lw=0, zorder=3)
         std = errors[row].std
         if std is not None and math.isfinite(std):
-            ax.errorbar(errors[row].mean, place, xerr=std, color=INK, lw=0.9, capsize=2)
+            ax.errorbar(errors[row].mean, place, xerr=std, color=INK, lw=0.9, capsize=2, zorder=4)
     ax.set(xlabel="expected calibration error, %", ylim=(len(rows) - 0.4, -0.6), xlim=(0, None))
     ax.set_yticks(range(len(rows)), [row.replace("$", r"\$") for row in rows])
     return figure
@@ -115,7 +117,7 @@ def draw_errors(errors: Mapping[str, Summary], styles: Styles) -> Figure:
 
 def draw_costs(points: Sequence[Point], styles: Styles, titled: bool = False) -> Figure:
     """Return accuracy against milliseconds per image; rows without a style are small grey dots."""
-    figure, (ax,) = grid(1, width=5.6, height=3.2)
+    figure, (ax,) = grid(1, width=_WIDE, height=2.9)
     drawn = [point for point in points if math.isfinite(point.x) and math.isfinite(point.y.mean)]
     for point in sorted(drawn, key=lambda point: point.row in styles):
         style = styles.get(point.row)
@@ -142,7 +144,7 @@ def draw_costs(points: Sequence[Point], styles: Styles, titled: bool = False) ->
 
 def draw_batch_sizes(family: BatchSizes, styles: Styles, titled: bool = False) -> Figure:
     """Return a metric over batch sizes: a line per row with whiskers of ± 1 std, the paper's dotted."""
-    figure, (ax,) = grid(1, width=5.6, height=3.2)
+    figure, (ax,) = grid(1, width=_WIDE, height=2.9)
     for row in (row for row in styles if row in family.lines):
         points, style = family.lines[row], styles[row]
         sizes, means = [point.x for point in points], [point.y.mean for point in points]

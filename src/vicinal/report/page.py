@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from vicinal.errors import DataError
 from vicinal.evaluation.record import Record
@@ -55,7 +56,7 @@ def write_report(
         raise DataError("no records to report: run an evaluation first")
     records = latest(records)
     html = (
-        _environment()
+        environment()
         .get_template("template.html.j2")
         .render(
             title=title,
@@ -66,17 +67,21 @@ def write_report(
             **_results(records, highlight),
         )
     )
-    _replace(path, html)
+    replace_text(path, html)
 
 
-def _environment() -> Environment:
-    return Environment(
+def environment() -> Environment:
+    """Return what renders a page: every text is escaped, a missing value is an error."""
+    made = Environment(
         loader=PackageLoader("vicinal.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    # Long names of methods have no other place to break at than their underscores.
+    made.filters["breakable"] = lambda text: escape(text).replace("_", Markup("_<wbr>"))
+    return made
 
 
 def _results(records: Sequence[Record], highlight: Sequence[str]) -> dict[str, Any]:
@@ -138,7 +143,8 @@ def _shown(example: Example) -> dict[str, Any]:
     }
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
