@@ -176,7 +176,7 @@ def spec_table(
     lines = []
     for row in found.rows:
         cells = {column: place.cells[row] for column, place in columns.items() if row in place.cells}
-        runs = {column: [Run(record) for record in cell.records] for column, cell in cells.items()}
+        runs = {column: _alike(cell) for column, cell in cells.items()}
         figures = {column: _figure(cell, column.target) for column, cell in cells.items()}
         lines.append(_Line(row, (row,), runs, figures))
     notes = (QUICK,) if found.quick else ()
@@ -190,6 +190,17 @@ def spec_of(records: Iterable[Record]) -> Spec:
         found = ", ".join(sorted(map(str, names - {None}))) or "none"
         raise DataError(f"the paper's figures need records of one benchmark, here are those of: {found}")
     return load_spec(str(names.pop()))
+
+
+def _alike(cell: board.Cell) -> list[Run]:
+    """Return a cell's runs; the command line can put another backbone in a setting's place for some seeds."""
+    runs = [Run(record) for record in cell.records]
+    found = grouping.unlike(runs) or grouping.clash({(): runs}, ())
+    if found is not None:
+        name, values = found
+        differing = f"{name} ({', '.join(map(str, values))})"
+        raise DataError(f"'{cell.row}' in '{cell.column}' has runs that differ in {differing}: choose one")
+    return runs
 
 
 def _figure(cell: board.Cell, target: str | None) -> Figure | None:

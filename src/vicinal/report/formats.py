@@ -10,8 +10,10 @@ from itertools import groupby
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.markup import escape
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from vicinal.report.export import Cell, Row, Table
 from vicinal.report.layout import Change, Printed, Style, legend, printed_columns
@@ -31,6 +33,8 @@ _LATEX = {
     MINUS: "$-$",
     "°": r"$^\circ$",
     **{sign: f"\\{sign}" for sign in "&%$#_"},
+    # At the start of a line they would belong to the line break before it.
+    **{sign: f"{{{sign}}}" for sign in "[]*"},
 }
 _MARKDOWN = {sign: f"\\{sign}" for sign in "\\|*_`[]~"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 
@@ -116,16 +120,9 @@ def _latex_heads(headings: Sequence[str], columns: Sequence[Printed]) -> Iterato
     yield f"{' & '.join(map_texts(texts, latex_text))} \\\\"
 
 
-def as_rich(table: Table) -> RichTable:
-    """Return the table for the terminal."""
-    notes = legend(table)
-    made = RichTable(
-        box=SIMPLE_HEAD,
-        title=escape(table.title),
-        title_justify="left",
-        caption=escape("; ".join(notes)),
-        caption_justify="left",
-    )
+def as_rich(table: Table) -> Group:
+    """Return the table for the terminal, its title above and its legend below."""
+    made = RichTable(box=SIMPLE_HEAD)
     for name in table.headings:
         made.add_column(escape(name), overflow="fold")
     columns = printed_columns(table, TERMINAL)
@@ -134,7 +131,7 @@ def as_rich(table: Table) -> RichTable:
         made.add_column(escape(head), justify="right", no_wrap=True)
     for index, row in enumerate(table.rows):
         made.add_row(*map_texts(row.names, escape), *(column.texts[index] for column in columns))
-    return made
+    return Group(Text(table.title, style="italic"), made, Text("; ".join(legend(table)), style="dim"))
 
 
 def as_csv(table: Table) -> str:

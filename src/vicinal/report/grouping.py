@@ -108,16 +108,24 @@ def clash(groups: Groups, by: Sequence[str]) -> tuple[str, list[Any]] | None:
     """
     for members in groups.values():
         for place in _split(members, [name for name in CONDITIONS if name not in by]).values():
-            for name in _fixed_names(place):
-                values = list(dict.fromkeys(run.facets.get(name) for run in place))
-                if len(values) > 1:
-                    return name, values
+            found = unlike(place, _fixed_names(place))
+            if found is not None:
+                return found
     # Who predicts comes first: told apart by step size alone, labels would pass for the model's own output.
     for name in dict.fromkeys(name for members in groups.values() for run in members for name in run.options):
         for members in groups.values():
             both = next((found for found in _by_slot(members, name).values() if len(found) > 1), None)
             if both:
                 return name, sorted(both, key=order)
+    return None
+
+
+def unlike(runs: Sequence[Run], names: Iterable[str] = CONDITIONS) -> tuple[str, list[Any]] | None:
+    """Return the first of the names in which the runs differ, with its values; None if there is none."""
+    for name in names:
+        values = list(dict.fromkeys(run.facets.get(name) for run in runs))
+        if len(values) > 1:
+            return name, values
     return None
 
 
