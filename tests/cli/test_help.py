@@ -8,7 +8,7 @@ import typer.main
 from vicinal import __version__
 from vicinal.cli import app
 
-COMMANDS = ("demo", "train", "evaluate", "adapt", "compare", "results")
+COMMANDS = ("demo", "train", "evaluate", "adapt", "compare", "reproduce", "results")
 GROUPS = {"data": ("list", "status", "get", "check")}
 
 

@@ -5,6 +5,7 @@ import sys
 from vicinal.cli import data
 from vicinal.cli.compare import compare_command
 from vicinal.cli.console import out
+from vicinal.cli.reproduce import reproduce_command
 from vicinal.cli.results import results_command
 from vicinal.cli.run import app
 from vicinal.errors import VicinalError
@@ -12,6 +13,7 @@ from vicinal.errors import VicinalError
 __all__ = ["app", "main", "out"]
 
 app.command("compare")(compare_command)
+app.command("reproduce")(reproduce_command)
 app.command("results")(results_command)
 app.add_typer(data.app, name="data")
 
@@ -23,6 +25,6 @@ def main() -> None:
     except (VicinalError, OSError) as error:
         print(f"vicinal: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("vicinal: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        print(f"vicinal: {stopped or 'interrupted'}", file=sys.stderr)
         raise SystemExit(130) from None

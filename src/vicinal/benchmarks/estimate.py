@@ -1,0 +1,228 @@
+"""What a plan will cost, before anything is loaded: time, memory and disk from sizes and counts. Rough.
+
+The time of a pass is its arithmetic at an assumed speed, plus what starting each layer takes; how many passes
+a training or a method makes is known. Nothing is measured, so the order of magnitude is all it tells.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from vicinal.adapters.contract import METHODS
+from vicinal.benchmarks.jobs import MeasureJob, Place, TrainJob
+from vicinal.benchmarks.plan import SCALES, MeasureRun, Plan, TrainRun
+from vicinal.benchmarks.prepare import Settled, settle
+from vicinal.benchmarks.schedule import make_tasks
+from vicinal.data.catalog import DATASETS
+from vicinal.data.load import with_options
+from vicinal.models.backbones import Preprocessing, find_backbone
+from vicinal.training.left_out import folds
+
+SPEED = {
+    "cpu": 2e10,
+    "cuda": 1e13,
+}  # operations a second: of one core, and of a large GPU in single precision
+START = {"cpu": 4e-5, "cuda": 3e-5}  # seconds to start one layer
+# Passes over the images of an iteration, a backward one counted as two.
+PASSES = {"erm": 3.0, "neighbor": 4.0, "meta": 7.0, "ttt": 6.0, "ttt_pp": 9.0, "single_sample": 6.0}
+OWN_IMAGES = 2000  # of a domain of own data, which nobody has counted yet
+COPIES = 6  # of the weights in training: they, their gradient, two moments, the best so far, the meta step's
+RUNTIME = 6e8  # bytes of a process before it does anything
+
+
+@dataclass(frozen=True)
+class Net:
+    """The size of a backbone: parameters, and for one image operations and bytes of activations."""
+
+    parameters: int
+    operations: float
+    activations: float
+    layers: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is left to do, and what it takes."""
+
+    trainings: int
+    left_out: int  # models trained without some source domains
+    step_sizes: int
+    measurements: int
+    seconds: float  # of all work, one after the other
+    longest: float  # seconds of the longest job: more workers do not help below it
+    memory: float  # bytes of the largest process
+    disk: float  # bytes of all models
+
+    def wall(self, workers: int) -> float:
+        """Return seconds with so many workers."""
+        return max(self.seconds / max(1, workers), self.longest)
+
+
+@cache
+def net_of(backbone: str, preprocessing: Preprocessing) -> Net:
+    """Return the size of a backbone; it is built without weights and run without numbers."""
+    with torch.device("meta"):
+        features = find_backbone(backbone).features(preprocessing, False).eval()
+        x = torch.zeros(1, preprocessing.channels, preprocessing.size, preprocessing.size)
+    sizes: list[int] = []
+    leaves = [module for module in features.modules() if not any(module.children())]
+    for leaf in leaves:
+        leaf.register_forward_hook(lambda module, given, out: sizes.append(_numel(out)))
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        features(x)
+    return Net(_parameters(features), float(counter.get_total_flops()), 4.0 * sum(sizes), len(leaves))
+
+
+def _numel(out: object) -> int:
+    return out.numel() if isinstance(out, torch.Tensor) else 0
+
+
+def _parameters(net: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in net.parameters())
+
+
+def estimate(
+    plan: Plan, place: Place, device: str, done: frozenset[tuple[str, str]] = frozenset()
+) -> Estimate:
+    """Return what is left of a plan to do, and what it takes on a kind of device."""
+    times: list[float] = []
+    counts = {"trainings": 0, "left_out": 0, "step_sizes": 0, "measurements": 0}
+    for task in make_tasks(plan, place, done):
+        job = task.job
+        cost = Cost(job.training if isinstance(job, MeasureJob) else job.run, device)
+        if isinstance(job, TrainJob):
+            times.append(cost.training)
+            counts["trainings"] += 1
+            counts["left_out"] += cost.left_out_models
+        elif isinstance(job, MeasureJob):
+            times.append(cost.measuring(job.run))
+            counts["measurements"] += 1
+        else:
+            times.append(cost.choosing(job.method))
+            counts["step_sizes"] += 1
+    costs = [Cost(run, device) for run in plan.trainings]
+    return Estimate(
+        **counts,
+        seconds=sum(times),
+        longest=max(times, default=0.0),
+        memory=max((cost.memory for cost in costs), default=0.0),
+        disk=sum(cost.disk for cost in costs),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Cost:
+    """The cost of one source model and of what is done with it."""
+
+    run: TrainRun
+    device: str
+
+    @cached_property
+    def settled(self) -> Settled:
+        """The training's settings."""
+        return settle(self.run.request)
+
+    @cached_property
+    def net(self) -> Net:
+        """The size of its net."""
+        return net_of(self.settled.backbone, self.settled.preprocessing)
+
+    @cached_property
+    def sources(self) -> int:
+        """How many source domains there are, as the catalog has it."""
+        request = self.run.request
+        if request.data not in DATASETS:
+            return 3
+        return len(request.sources) or len(DATASETS[request.data].domains) - len(request.targets)
+
+    @property
+    def left_out_models(self) -> int:
+        """How many models are trained without some of the sources."""
+        left_out = self.settled.out_of_fold
+        return 0 if left_out is None else len(folds(max(2, self.sources), left_out.leave_out))
+
+    @property
+    def streamed(self) -> int:
+        """Images of all left-out streams."""
+        left_out = self.settled.out_of_fold
+        if left_out is None:
+            return 0
+        size = left_out.leave_out or (2 if self.sources >= 4 else 1)
+        return self.left_out_models * size * (left_out.stream_images or OWN_IMAGES)
+
+    @property
+    def training(self) -> float:
+        """Seconds of training the model, its left-out models, and choosing the rule there."""
+        config, left_out = self.settled.config, self.settled.out_of_fold
+        one = self._seconds(PASSES.get(config.algorithm, 6.0), 2 * config.batch_size, config.iterations)
+        one += self._over(self._validated() * config.iterations / config.validate_every, 256, 1.0)
+        if left_out is None:
+            return one
+        rules = 2 + (len(left_out.updates) - 1) * len(left_out.step_sizes)
+        played = self._over(rules * self.streamed, left_out.batch_size, passes_of("vnl"))
+        return (1 + self.left_out_models) * one + played
+
+    def choosing(self, method: str) -> float:
+        """Seconds of choosing a step size."""
+        size = 20 if self.settled.out_of_fold is None else self.settled.out_of_fold.batch_size
+        return self._over(len(SCALES) * self.streamed, size, passes_of(method))
+
+    def measuring(self, run: MeasureRun) -> float:
+        """Seconds of a method over the streams of its targets."""
+        images = sum(self._images(target) for target in run.targets)
+        return self._over(images, run.stream.batch_size, passes_of(run.entry.method))
+
+    @property
+    def memory(self) -> float:
+        """Bytes of a process that trains the model."""
+        config = self.settled.config
+        batch = 2 * config.batch_size * self.net.activations * 2  # in training both directions keep theirs
+        return RUNTIME + 4.0 * COPIES * self.net.parameters + batch
+
+    @property
+    def disk(self) -> float:
+        """Bytes of the model and its left-out models."""
+        return 4.0 * self.net.parameters * (1 + self.left_out_models)
+
+    def _over(self, images: float, batch: int, passes: float) -> float:
+        return self._seconds(passes, batch, images / batch)
+
+    def _seconds(self, passes: float, batch: int, steps: float) -> float:
+        arithmetic = batch * self.net.operations / SPEED[self.device]
+        return steps * passes * (arithmetic + self.net.layers * START[self.device])
+
+    def _validated(self) -> float:
+        """Images that every validation looks at: about a tenth of the sources."""
+        return 0.1 * self.sources * self._images("")
+
+    def _images(self, domain: str) -> int:
+        """Return how many images a domain has; an unknown one as many as the average."""
+        request = self.run.request
+        if request.data not in DATASETS:
+            return OWN_IMAGES
+        entry = DATASETS[request.data]
+        average = sum(entry.counts.values()) // len(entry.counts)
+        options = with_options(entry, request.data_options)
+        limits: Mapping[str, int | None] = {name: getattr(options, name, None) for name in ("test", "images")}
+        return min(entry.counts.get(domain, average), *(value for value in limits.values() if value), 10**9)
+
+
+def passes_of(method: str) -> float:
+    """Return how many passes a method makes over each batch, as it states itself; backward counts as two."""
+    text = METHODS[method].traits.passes.partition(";")[0]
+    found = {kind: re.search(rf"(\d+)(?: images)? {kind}", text) for kind in ("forward", "backward")}
+    forward, backward = (int(hit[1]) if hit else 0 for hit in found.values())
+    # memo goes from image to image, with views of each.
+    return float(max(1, forward + 2 * backward))
+
+
+def needed_weights(plan: Plan) -> list[str]:
+    """Return the pretrained weights that a plan starts from: backbones that are downloaded, and files."""
+    kinds = [(run.about["backbone"], settle(run.request).weights) for run in plan.trainings]
+    named = [backbone if weights == "timm" else weights for backbone, weights in kinds if weights != "none"]
+    return list(dict.fromkeys(named))
