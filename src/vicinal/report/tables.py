@@ -1,4 +1,4 @@
-"""Records to rows, and rows to tables for the terminal and for Markdown."""
+"""Records to rows, and rows to the table that follows a run; `export` has those of any records."""
 
 import math
 import statistics
@@ -12,9 +12,10 @@ from rich.table import Table
 
 from vicinal.errors import DataError
 from vicinal.evaluation.record import Record
+from vicinal.evaluation.statistics import deviation, per_seed
+from vicinal.report.printed import leaders, number, signed, told_apart
 
 UNADAPTED = ("erm", "source", "none")
-MINUS = "\N{MINUS SIGN}"
 _CELL_HEADERS = ("Accuracy %", "vs ERM", "ECE", "NLL", "Brier", "Img/s", "Seeds")
 
 
@@ -120,13 +121,10 @@ def summarise(records: Iterable[Record]) -> list[Row]:
 
 
 def _row(setup: Setup, stream: str, records: Sequence[Record]) -> Row:
-    def per_seed(value: Callable[[Record], float]) -> list[float]:
-        by_seed: dict[int, list[float]] = {}
-        for record in records:
-            by_seed.setdefault(record.seed, []).append(value(record))
-        return [statistics.fmean(values) for values in by_seed.values()]
+    def seeds(value: Callable[[Record], float]) -> list[float]:
+        return list(per_seed((record.seed, record.target, value(record)) for record in records).values())
 
-    accuracies, eces = per_seed(lambda r: r.accuracy), per_seed(lambda r: r.ece)
+    accuracies, eces = seeds(lambda r: r.accuracy), seeds(lambda r: r.ece)
     by_target: dict[str, list[float]] = {}
     for record in records:
         by_target.setdefault(record.target, []).append(record.accuracy)
@@ -136,20 +134,14 @@ def _row(setup: Setup, stream: str, records: Sequence[Record]) -> Row:
         seeds=len(accuracies),
         runs=len(records),
         accuracy_mean=statistics.fmean(accuracies),
-        accuracy_std=_std(accuracies),
+        accuracy_std=deviation(accuracies) or 0.0,
         ece_mean=statistics.fmean(eces),
-        ece_std=_std(eces),
-        nll_mean=statistics.fmean(per_seed(lambda r: r.nll)),
-        brier_mean=statistics.fmean(per_seed(lambda r: r.brier)),
+        ece_std=deviation(eces) or 0.0,
+        nll_mean=statistics.fmean(seeds(lambda r: r.nll)),
+        brier_mean=statistics.fmean(seeds(lambda r: r.brier)),
         per_target={target: statistics.fmean(values) for target, values in by_target.items()},
         images_per_second=statistics.fmean(r.images_per_second for r in records),
     )
-
-
-def _std(values: Sequence[float]) -> float:
-    if not all(map(math.isfinite, values)):
-        return math.nan
-    return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def reference(rows: Sequence[Row], stream: str) -> Row | None:
@@ -186,24 +178,15 @@ def best(rows: Sequence[Row]) -> list[Row]:
         of_stream = [row for row in rows if row.stream == stream]
         targets = {target for row in of_stream for target in row.per_target}
         fair = [row for row in of_stream if row.complete and row.per_target.keys() == targets]
-        fair = [row for row in fair if math.isfinite(row.accuracy_mean)]
-        if len(fair) > 1:
-            top = percent(max(row.accuracy_mean for row in fair))
-            winners += [row for row in fair if percent(row.accuracy_mean) == top]
+        ranks = leaders([100 * row.accuracy_mean for row in fair], decimals=1, higher_is_better=True)
+        winners += [row for row, rank in zip(fair, ranks, strict=True) if rank == 0]
     return winners
 
 
 def labels(setups: Iterable[Setup]) -> dict[Setup, str]:
     """Return a short name for each setup: its method, and in brackets only what tells namesakes apart."""
     setups = list(dict.fromkeys(setups))
-    names: dict[Setup, str] = {}
-    for setup in setups:
-        namesakes = [other for other in setups if base_name(other) == base_name(setup)]
-        fields = ("algorithm", "method", "statistics", "predict")
-        telling = [f for f in fields if len({getattr(other, f) for other in namesakes}) > 1]
-        extra = ", ".join(getattr(setup, field) for field in telling)
-        names[setup] = f"{base_name(setup)} ({extra})" if extra else base_name(setup)
-    return names
+    return dict(zip(setups, told_apart([base_name(setup) for setup in setups], setups), strict=True))
 
 
 def base_name(setup: Setup) -> str:
@@ -215,20 +198,17 @@ def base_name(setup: Setup) -> str:
 
 def percent(fraction: float) -> str:
     """Return a fraction in percent with one decimal."""
-    return f"{100 * fraction:.1f}" if math.isfinite(fraction) else "NaN"
+    return number(100 * fraction, 1)
 
 
 def decimal(value: float) -> str:
     """Return a number with three decimals."""
-    return f"{value:.3f}" if math.isfinite(value) else "NaN"
+    return number(value, 3)
 
 
 def points(fraction: float) -> str:
     """Return a difference of fractions in percent points with its sign; empty for NaN."""
-    if not math.isfinite(fraction):
-        return ""
-    text = f"{100 * fraction:+.1f}"
-    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", MINUS)
+    return signed(100 * fraction, 1) if math.isfinite(fraction) else ""
 
 
 def spread(mean: float, std: float, seeds: int) -> str:
@@ -270,27 +250,3 @@ def rich_table(rows: Sequence[Row]) -> Table:
             stream = row.stream
         table.add_row(escape(names[row.setup]), *numbers)
     return table
-
-
-def markdown_table(rows: Sequence[Row]) -> str:
-    """Return the rows as a Markdown table with a column per target, the best accuracy of a stream in bold."""
-    targets = list(dict.fromkeys(target for row in rows for target in row.per_target))
-    names = ("Stream", "Algorithm", "Method", "Statistics", "Predict")
-    lines = [
-        _markdown_line([*names, *_CELL_HEADERS, *targets]),
-        "|" + "---|" * len(names) + "---:|" * (len(_CELL_HEADERS) + len(targets)),
-    ]
-    winners = best(rows)
-    for row in rows:
-        numbers = cells(row, reference(rows, row.stream))
-        if row in winners:
-            numbers[0] = f"**{numbers[0]}**"
-        shown = [percent(row.per_target[t]) if t in row.per_target else "" for t in targets]
-        lines.append(_markdown_line([row.stream, *row.setup, *numbers, *shown]))
-    if not all(row.complete for row in rows):
-        lines += ["", "\\* not every seed was measured on every target"]
-    return "\n".join(lines) + "\n"
-
-
-def _markdown_line(texts: Sequence[str]) -> str:
-    return "| " + " | ".join(text.replace("|", "\\|").replace("\n", " ") for text in texts) + " |"
