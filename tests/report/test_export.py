@@ -40,7 +40,7 @@ def test_targets_are_averaged_within_a_seed_then_seeds(make: MakeRecord) -> None
     assert cell.mean == pytest.approx(means.mean())
     assert cell.std == pytest.approx(means.std(ddof=1))
     assert cell.count == 3
-    assert cell.complete
+    assert (cell.complete, cell.unfinished) == (True, 0)
 
 
 def test_streams_of_one_model_are_averaged_not_counted(make: MakeRecord) -> None:
@@ -109,22 +109,23 @@ def test_conditions_are_columns(make: MakeRecord) -> None:
     assert table.title == "accuracy, %: digits, cnn, batches of 20"
 
 
-def test_a_row_that_lacks_targets_neither_competes_nor_compares(make: MakeRecord) -> None:
+def test_a_row_that_lacks_a_target_neither_competes_nor_compares(make: MakeRecord) -> None:
     records = [make(method=m, target=t, accuracy=0.5) for m in ("none", "same") for t in "ab"]
     records += [make(method="part", target="b", accuracy=0.9)]
     found = {label: cell for (label, _), cell in cells(results_table(records, baseline="none")).items()}
-    assert not found["part"].complete
-    assert (found["part"].rank, found["part"].versus) == (None, None)
+    assert (found["part"].complete, found["part"].unfinished) == (False, 1)
+    assert (found["part"].mean, found["part"].rank, found["part"].versus) == (90.0, None, None)
     assert (found["none"].rank, found["same"].rank) == (0, 0)
     assert found["same"].difference == 0.0
 
 
-def test_a_seed_that_lacks_targets_is_left_out_of_the_comparison(make: MakeRecord) -> None:
+def test_a_seed_that_lacks_a_target_does_not_count(make: MakeRecord) -> None:
     records = [make(method=m, target=t, seed=s) for m in ("none", "tent") for t in "ab" for s in range(2)]
     records += [make(method="tent", target="a", seed=2, accuracy=1.0), make(seed=2, target="a")]
     records += [make(seed=2, target="b")]
     found = {label: cell for (label, _), cell in cells(results_table(records, baseline="none")).items()}
-    assert not found["tent"].complete
+    assert (found["tent"].complete, found["tent"].unfinished, found["tent"].count) == (True, 1, 2)
+    assert (found["tent"].mean, found["tent"].rank) == (50.0, 0)
     assert found["tent"].versus is not None
     assert (found["tent"].difference, found["tent"].versus.count) == (0.0, 2)
 

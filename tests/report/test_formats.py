@@ -17,7 +17,12 @@ FIVE = Summary(92.04, 1.26, 91.0, 93.0, 5)
 BEST = Cell(FIVE, 95.9, 0.1, Paired(1.25, 0.5, 2.0, 0.0625, 5), rank=0)
 SECOND = Cell(Summary(90.0, 0.5, 89.5, 90.5, 5), 93.25, rank=1)
 CITED = Cell(paper=88.0)
-SINGLE = Cell(Summary(80.0, None, None, None, 1), versus=Paired(-10.0, None, None, None, 1), complete=False)
+SINGLE = Cell(
+    Summary(80.0, None, None, None, 1),
+    versus=Paired(-10.0, None, None, None, 1),
+    unfinished=1,
+    complete=False,
+)
 NASTY = r"50% & {more}_of $x^2$ ~ #1 \ <a|b> [red]*!*[/red]"
 
 
@@ -43,10 +48,10 @@ def test_latex_in_full() -> None:
             r"\begin{table}[t]",
             r"\centering",
             r"\caption{A title. Mean $\pm$ standard deviation over 5 seeds. $^\dagger$ one seed: its spread "
-            r"is unknown. Best in bold, runner-up underlined; means that print alike share. {*} not every "
-            r"seed was measured on every target of the column: the mean does not compete. Vs row 1: mean "
-            r"difference over shared seeds; p of a two-sided sign-flip test over seeds. Paper: as printed "
-            r"there.}",
+            r"is unknown. Best in bold, runner-up underlined; means that print alike share. {*} seeds that "
+            r"lack a target of the column do not count; where all do, the mean does not compete. Vs row 1: "
+            r"mean difference over shared seeds; p of a two-sided sign-flip test over seeds. Paper: as "
+            r"printed there.}",
             r"\begin{tabular}{lccc}",
             r"\toprule",
             r"& \multicolumn{3}{c}{MNIST} \\",
@@ -151,7 +156,12 @@ def test_csv_has_every_number_unrounded() -> None:
     assert [float(first[key]) for key in names] == [1.25, 0.5, 2.0, 0.0625, 5]
     assert (second["paper_std"], second["difference"]) == ("", "")
     assert (third["mean"], third["complete"], third["paper"]) == ("", "", "88.0")
-    assert (fourth["std"], fourth["seeds"], fourth["complete"]) == ("", "1", "False")
+    assert (fourth["std"], fourth["seeds"], fourth["unfinished"], fourth["complete"]) == (
+        "",
+        "1",
+        "1",
+        "False",
+    )
 
 
 def test_csv_survives_commas_and_quotes() -> None:

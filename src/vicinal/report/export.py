@@ -29,7 +29,8 @@ class Cell:
     paper: float | None = None
     paper_std: float | None = None
     versus: Paired | None = None
-    complete: bool = True  # every seed on every target of the column
+    unfinished: int = 0  # seeds that lack a target of the column and do not count
+    complete: bool = True  # False: all seeds lack a target; the mean is over what there is
     rank: int | None = None  # 0: best of its column as printed, 1: runner-up
 
     @property
@@ -245,15 +246,17 @@ def _filled_column(column: Column, lines: Sequence[_Line], baseline: str | None)
     cells = []
     for line, members, values in zip(lines, runs, whole, strict=True):
         every = per_seed(_measured(column, members))
+        counted = list((values or every).values())
         versus = None if not against or not values or line.label == baseline else paired(values, against)
         figure = line.figures.get(column)
         cells.append(
             Cell(
-                summary(list(every.values())) if every else None,
+                summary(counted) if counted else None,
                 figure.value if figure else None,
                 figure.std if figure else None,
                 versus if versus and versus.count else None,
-                complete=len(every) == len(values),
+                unfinished=len(every) - len(values),
+                complete=bool(values) or not every,
             )
         )
     return _ranked(cells, column.measure)

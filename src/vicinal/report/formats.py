@@ -147,7 +147,7 @@ def as_csv(table: Table) -> str:
 
 _PLACE = ("column", "target", "metric", "unit")
 _NUMBERS = (
-    *("mean", "std", "low", "high", "seeds", "complete", "paper", "paper_std"),
+    *("mean", "std", "low", "high", "seeds", "unfinished", "complete", "paper", "paper_std"),
     *("difference", "difference_low", "difference_high", "p", "pairs"),
 )
 
@@ -165,7 +165,7 @@ def _numbers(cell: Cell) -> list[Any]:
     versus = asdict(cell.versus) if cell.versus else {}
     return [
         *(measured.get(name) for name in ("mean", "std", "low", "high", "count")),
-        cell.complete if measured else None,
+        *((cell.unfinished, cell.complete) if measured else (None, None)),
         cell.paper,
         cell.paper_std,
         *(versus.get(name) for name in ("difference", "low", "high", "p", "count")),

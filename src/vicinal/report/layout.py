@@ -70,7 +70,7 @@ def _ours(cell: Cell, column: Column, style: Style, shared_count: bool) -> str:
     if cell.std is not None:
         text += f" {style.plus_minus} {number(cell.std, decimals)}"
     text += style.dagger if cell.count == 1 else "" if shared_count else f" ({cell.count})"
-    return text if cell.complete else f"{text} {style.star}"
+    return f"{text} {style.star}" if cell.unfinished else text
 
 
 def _marked(text: str, rank: int | None, style: Style) -> str:
@@ -106,8 +106,9 @@ def legend(table: Table) -> list[str]:
         lines.append("† one seed: its spread is unknown")
     if any(cell.rank is not None for cell in cells):
         lines.append("best in bold, runner-up underlined; means that print alike share")
-    if not all(cell.complete for cell in cells):
-        lines.append("* not every seed was measured on every target of the column: the mean does not compete")
+    if any(cell.unfinished for cell in cells):
+        rest = "" if all(cell.complete for cell in cells) else "; where all do, the mean does not compete"
+        lines.append(f"* seeds that lack a target of the column do not count{rest}")
     if any(cell.versus for cell in cells):
         test = "; p of a two-sided sign-flip test over seeds" if any(c.p is not None for c in cells) else ""
         lines.append(f"vs {table.baseline}: mean difference over shared seeds{test}")
