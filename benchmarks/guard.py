@@ -30,7 +30,8 @@ from torch import Tensor, nn
 import vicinal.adapters  # noqa: F401  fills the registry
 from vicinal.adapters.contract import METHODS, adapt
 from vicinal.adapters.guard import Guarded
-from vicinal.benchmarks.peers import FIXED, TRAINED_FOR
+from vicinal.benchmarks.peers import TRAINED_FOR
+from vicinal.benchmarks.plan import FIXED
 from vicinal.benchmarks.prepare import roles_for
 from vicinal.checkpoint import Trained, load
 from vicinal.data.load import load_dataset
@@ -59,6 +60,13 @@ class Job:
 def source_of(method: str) -> str:
     """Return the algorithm whose model a method starts from."""
     return next((name for name, methods in TRAINED_FOR.items() if method in methods), "neighbor")
+
+
+def models_of(comparison: Path, algorithm: str) -> list[tuple[int, Path]]:
+    """Return seed and folder of the source models that were trained by an algorithm."""
+    index = json.loads((comparison / "models.json").read_text(encoding="utf-8"))
+    mine = [(facts["seed"], key) for key, facts in index.items() if facts["algorithm"] == algorithm]
+    return [(seed, comparison / "models" / key) for seed, key in sorted(mine)]
 
 
 def trials(job: Job) -> Iterator[tuple[Trained, str, Tensor, Tensor]]:
@@ -190,10 +198,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/guard"))
     args = parser.parse_args()
     methods = list(METHODS) if args.methods == "all" else args.methods.split(",")
-    jobs = []
-    for method in methods:
-        for folder in sorted((args.comparison / "models").glob(f"{source_of(method)}-*"))[: args.seeds]:
-            jobs.append(Job(method, folder, int(folder.name.rsplit("-", 1)[1]), args.left_out))
+    jobs = [
+        Job(method, folder, seed, args.left_out)
+        for method in methods
+        for seed, folder in models_of(args.comparison, source_of(method))[: args.seeds]
+    ]
     rows: list[dict[str, Any]] = []
     name = "left_out" if args.left_out else "targets"
     args.out.mkdir(parents=True, exist_ok=True)

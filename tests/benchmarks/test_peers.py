@@ -1,76 +1,117 @@
+import importlib.util
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import vicinal.adapters  # noqa: F401  fills the registry
 from vicinal.adapters.contract import METHODS
+from vicinal.benchmarks.jobs import Place
 from vicinal.benchmarks.peers import (
     TRAINED_FOR,
-    PeersConfig,
+    Comparison,
+    comparison_spec,
     methods_on,
-    planned,
-    run_peers,
     wanted_algorithms,
 )
-from vicinal.evaluation.record import read_records
+from vicinal.benchmarks.plan import plan
+from vicinal.benchmarks.run import records_of, run_plan
+from vicinal.benchmarks.store import Store
+from vicinal.errors import ConfigError, UnknownNameError
 
 
-def config(out: Path, **options: object) -> PeersConfig:
-    return PeersConfig("digits", out, **options)  # type: ignore[arg-type]
-
-
-def test_every_method_is_measured_once_on_its_own_source_model(tmp_path: Path) -> None:
-    everywhere = [(job.algorithm, job.method) for job in planned(config(tmp_path), set())]
-    assert {method for _, method in everywhere} == set(METHODS)
+def test_every_method_is_measured_on_its_own_source_model() -> None:
+    rows = comparison_spec(Comparison("digits")).rows
+    assert {row.method for row in rows} == set(METHODS)
     for algorithm, methods in TRAINED_FOR.items():
         for method in methods:
-            if method in METHODS:
-                assert {a for a, m in everywhere if m == method} == {algorithm}
+            assert {row.algorithm for row in rows if row.method == method} == {algorithm}
 
 
-def test_only_the_trainings_that_are_needed(tmp_path: Path) -> None:
-    assert wanted_algorithms(config(tmp_path, methods=("erm", "soft"))) == ["neighbor"]
-    assert wanted_algorithms(config(tmp_path, methods=("erm", "vnl_paper"))) == ["neighbor", "meta"]
+def test_only_the_trainings_that_are_needed() -> None:
+    assert wanted_algorithms(("erm", "soft")) == ["neighbor"]
+    assert wanted_algorithms(("erm", "vnl_paper")) == ["neighbor", "meta"]
     assert methods_on("meta", ("erm", "soft", "hard", "vnl_paper", "vnl")) == [
         "erm",
         "soft",
         "vnl_paper",
         "vnl",
     ]
+    made = plan(comparison_spec(Comparison("digits", ("erm", "vnl_paper"), seeds=2))).trainings
+    assert [(run.algorithm, run.seed) for run in made] == [
+        ("neighbor", 0),
+        ("meta", 0),
+        ("neighbor", 1),
+        ("meta", 1),
+    ]
 
 
-def test_both_statistics_are_planned_and_what_is_done_is_not(tmp_path: Path) -> None:
-    wanted = config(tmp_path, methods=("erm", "soft"), seeds=(0, 1))
-    jobs = planned(wanted, set())
-    assert [(j.method, j.seed, [e.options["statistics"] for e in j.entries]) for j in jobs] == [
-        ("erm", 0, ["source"]),
-        ("erm", 1, ["source"]),
-        ("soft", 0, ["batch", "stream"]),
-        ("soft", 1, ["batch", "stream"]),
+def test_both_statistics_are_planned_and_what_is_done_is_not() -> None:
+    spec = comparison_spec(Comparison("digits", ("erm", "soft"), seeds=2))
+    runs = plan(spec).measures
+    wanted = [("erm", "source"), ("soft", "batch"), ("soft", "stream")]
+    assert [(run.entry.method, run.entry.options["statistics"], run.seed) for run in runs] == [
+        (*one, seed) for seed in (0, 1) for one in wanted
     ]
-    done = {("neighbor", 0, "erm", "source"), ("neighbor", 1, "soft", "stream")}
-    assert [(j.method, j.seed, len(j.entries)) for j in planned(wanted, done)] == [
-        ("erm", 1, 1),
-        ("soft", 0, 2),
-        ("soft", 1, 1),
-    ]
+    done = {(run.key, target) for run in (runs[0], runs[5]) for target in ("0", "90")}
+    # One target is not all of them.
+    assert plan(spec, done=done | {(runs[1].key, "0")}).measures == runs[1:5]
+
+
+def test_step_sizes_are_left_to_the_left_out_domains_but_for_methods_without_any() -> None:
+    runs = plan(comparison_spec(Comparison("digits", ("erm", "soft", "vnl", "memo"), seeds=1))).measures
+    assert {run.entry.method for run in runs if run.chooses} == {"soft"}
+    memo = next(run for run in runs if run.entry.method == "memo")
+    assert memo.entry.options["views"] == 8
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--target"):
+        comparison_spec(Comparison("some/folder"))
+    with pytest.raises(ConfigError, match="unknown dataset 'some/folder'"):
+        comparison_spec(Comparison("some/folder", targets=("a",)))
+    with pytest.raises(ConfigError, match="unknown option angle"):
+        comparison_spec(Comparison("rotated_mnist", data_options={"angle": "1"}))
+    with pytest.raises(UnknownNameError, match="soff"):
+        comparison_spec(Comparison("digits", ("soff",)))
+
+
+def guard_benchmark() -> ModuleType:
+    path = Path(__file__).parents[2] / "benchmarks" / "guard.py"
+    found = importlib.util.spec_from_file_location("guard_benchmark", path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.slow
 def test_a_small_comparison_runs_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    small = config(
-        tmp_path,
+    small = Comparison(
+        "digits",
         methods=("erm", "soft"),
-        seeds=(0,),
-        workers=1,
+        seeds=1,
         training={"iterations": 4},
-        out_of_fold={"stream_images": 40, "epochs": 2, "step_sizes": (1e-3,)},
+        out_of_fold={"stream_images": 40, "epochs": 2, "step_sizes": [1e-3]},
     )
+    whole, place = plan(comparison_spec(small)), Place(tmp_path)
     steps: list[tuple[str, int, int]] = []
-    first = run_peers(small, lambda *step: steps.append(step))
+    assert run_plan(whole, place, ["cpu"], lambda who, what, *step: steps.append((who, *step))) == []
+    first = records_of(whole, Store(tmp_path))
     assert [(r.method, r.statistics) for r in first].count(("soft", "stream")) == 2  # two targets
-    assert steps[0] == ("train", 1, 1)
-    chosen = first[-1].protocol["adapter"]["lr"]
-    assert chosen in [METHODS["soft"].defaults.lr * scale for scale in (0.1, 1, 10)]
-    again = run_peers(small, lambda *step: None)
-    assert len(again) == len(first) == len(read_records(tmp_path / "records.jsonl"))
+    assert ("trainings", 1, 1) in steps
+    assert steps.index(("trainings", 1, 1)) < steps.index(("step sizes", 1, 2))
+    scales = [METHODS["soft"].defaults.lr * scale for scale in (0.1, 1, 10)]
+    assert {r.protocol["adapter"]["lr"] for r in first if r.method == "soft"} <= set(scales)
+    again: list[object] = []
+    assert run_plan(whole, place, ["cpu"], lambda *step: again.append(step)) == []
+    assert again == []
+    assert len(records_of(whole, Store(tmp_path))) == len(first) == 6
+    # benchmarks/guard.py finds the models of a comparison, and the step sizes that were chosen there.
+    guard = guard_benchmark()
+    ((seed, folder),) = guard.models_of(tmp_path, guard.source_of("soft"))
+    chosen = guard.with_step_sizes(None, guard.Job("soft", folder, seed, False))
+    assert {kind: options["lr"] for kind, options in chosen.items()} == {
+        r.statistics: r.protocol["adapter"]["lr"] for r in first if r.method == "soft"
+    }

@@ -1,30 +1,19 @@
-"""Every method on the same source models: train them once, then measure each method in a process of its own.
+"""Every method on the same source models: the spec of a comparison on one data set.
 
 Step sizes are chosen where target labels cannot be seen: on streams of left-out source domains, for every
 method that takes steps, over the same multiples of its own paper's value.
 """
 
-import json
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vicinal.adapters.contract import METHODS
-from vicinal.benchmarks.compare import Entry, compare
-from vicinal.benchmarks.prepare import Prepared, TrainRequest, prepare_training, roles_for
-from vicinal.checkpoint import Trained, load
-from vicinal.data.streams import StreamSpec
-from vicinal.errors import AdapterError
-from vicinal.evaluation.record import Record, append_record, read_records
-from vicinal.training.choose import choose_step_size
-from vicinal.training.progress import Silent, StopRequest
-from vicinal.training.train import Run, all_left_out_streams, train
+from vicinal.benchmarks.check import check_spec
+from vicinal.benchmarks.spec import Row, Setting, Spec
+from vicinal.data.catalog import DATASETS
+from vicinal.errors import ConfigError
 
 # Trained for what they need at test time; every other method starts from the ERM model.
 TRAINED_FOR = {
@@ -37,95 +26,58 @@ TRAINED_FOR = {
 REFERENCE = ("erm", "bn", "soft")
 # Without these a small CPU run takes hours; the settings are in every record.
 SMALLER = {"memo": {"views": 8}, "cotta": {"views": 8}}
-# Multiples of a method's own step size among which left-out domains choose.
-SCALES = (0.1, 1.0, 10.0)
-# The dearest first, so that no process is left alone with one at the end.
-DEAREST = ("cotta", "memo", "ttt_pp", "ttt", "tast", "vnl")
-# They take no step, or choose their own; memo adapts to each image alone and would take hours to choose for.
-FIXED = ("erm", "bn", "labels", "lame", "t3a", "vnl", "single_sample", "memo")
 
 
 @dataclass(frozen=True)
-class PeersConfig:
-    """What is compared, on what, and where it goes."""
+class Comparison:
+    """What is compared, on what."""
 
     data: str
-    out: Path
     methods: tuple[str, ...] = ()  # empty: all
-    seeds: tuple[int, ...] = (0, 1, 2)
+    targets: tuple[str, ...] = ()  # empty: the data set's own
+    seeds: int = 3
     statistics: tuple[str, ...] = ("own", "stream")  # the method's own choice, and the stream's
     batch_size: int = 20
-    workers: int = 0  # processes; 0: as many as there are cores
-    device: str = "cpu"
-    data_dir: Path | None = None
     data_options: dict[str, str] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     out_of_fold: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Job:
-    """One method from one source model of one seed, on each kind of statistics."""
-
-    algorithm: str
-    seed: int
-    method: str
-    entries: tuple[Entry, ...]
-
-
-Report = Callable[[str, int, int], None]
-
-
-def run_peers(config: PeersConfig, listen: Report) -> list[Record]:
-    """Return a record for every method, source model, seed and target; what is on disk is not made again."""
-    path = config.out / "records.jsonl"
-    algorithms = wanted_algorithms(config)
-    trainings = [(algorithm, seed) for seed in config.seeds for algorithm in algorithms]
-    workers = config.workers or os.cpu_count() or 1
-    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_one_thread) as pool:
-        made = {pool.submit(_train, config, *one): one for one in trainings}
-        for count, future in enumerate(_finished(pool, made), start=1):
-            future.result()
-            listen("train", count, len(made))
-        jobs = {pool.submit(_measure, config, job): job for job in planned(config, _done(path))}
-        for count, measured in enumerate(_finished(pool, jobs), start=1):
-            for record in measured.result():
-                append_record(path, record)
-            listen("measure", count, len(jobs))
-    return list(read_records(path)) if path.exists() else []
-
-
-def _finished(pool: ProcessPoolExecutor, futures: "dict[Future[Any], Any]") -> "Iterator[Future[Any]]":
-    try:
-        yield from as_completed(futures)
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-
-
-def wanted_algorithms(config: PeersConfig) -> list[str]:
-    """Return the ways of training that the methods need; the ERM model, with phi for `neighbor`, always."""
+def comparison_spec(config: Comparison) -> Spec:
+    """Return a spec with a row for every method, source model and kind of statistics, and one column."""
+    if config.data not in DATASETS and not config.targets:
+        raise ConfigError("say which domain of your own data to hold out with --target")
     names = config.methods or tuple(METHODS)
+    setting = Setting(
+        name=Path(config.data).name,
+        data=config.data,
+        targets=(config.targets,) if config.targets else (),
+        data_options=config.data_options,
+        batch_size=config.batch_size,
+        training=config.training,
+        out_of_fold=config.out_of_fold,
+    )
+    rows = [
+        Row(label, method, algorithm, options)
+        for algorithm in wanted_algorithms(names)
+        for method in methods_on(algorithm, names)
+        for label, options in _variants(method, algorithm, config.statistics)
+    ]
+    spec = Spec(
+        name="compare",
+        title=f"All methods on {setting.name}",
+        note="Step sizes of all methods: chosen on streams of left-out source domains, never on targets.",
+        seeds=config.seeds,
+        settings=(setting,),
+        rows=tuple(rows),
+    )
+    check_spec(spec, "compare")
+    return spec
+
+
+def wanted_algorithms(names: Sequence[str]) -> list[str]:
+    """Return the ways of training that the methods need; the ERM model, with phi for `neighbor`, always."""
     return ["neighbor", *(name for name, methods in TRAINED_FOR.items() if set(methods) & set(names))]
-
-
-def planned(config: PeersConfig, done: set[tuple[str, int, str, str]]) -> list[Job]:
-    """Return what is still to be measured."""
-    jobs = []
-    for algorithm in wanted_algorithms(config):
-        for name in methods_on(algorithm, config.methods or tuple(METHODS)):
-            own = METHODS[name].defaults.statistics.kind
-            # The source model on other statistics is `bn`.
-            asked = ("own",) if name == "erm" else config.statistics
-            kinds = dict.fromkeys(own if kind == "own" else kind for kind in asked)
-            for seed in config.seeds:
-                entries = tuple(
-                    Entry(name, {**SMALLER.get(name, {}), "statistics": kind})
-                    for kind in kinds
-                    if (algorithm, seed, name, kind) not in done
-                )
-                jobs += [Job(algorithm, seed, name, entries)] if entries else []
-    return sorted(jobs, key=lambda job: job.method not in DEAREST)
 
 
 def methods_on(algorithm: str, names: Sequence[str]) -> list[str]:
@@ -137,79 +89,11 @@ def methods_on(algorithm: str, names: Sequence[str]) -> list[str]:
     return [name for name in here if name in names]
 
 
-def _done(path: Path) -> set[tuple[str, int, str, str]]:
-    records = read_records(path) if path.exists() else []
-    return {(r.protocol["trained_as"], r.protocol["model_seed"], r.method, r.statistics) for r in records}
-
-
-def _folder(config: PeersConfig, algorithm: str, seed: int) -> Path:
-    return config.out / "models" / f"{algorithm}-{seed}"
-
-
-def _prepared(config: PeersConfig, algorithm: str, seed: int) -> Prepared:
-    # vnl is measured on the ERM and the meta-trained model: elsewhere its rules need not be tried.
-    rules = {} if algorithm in ("neighbor", "meta") else {"updates": ("none",)}
-    request = TrainRequest(
-        data=config.data,
-        seed=seed,
-        data_dir=config.data_dir,
-        data_options=config.data_options,
-        training={**config.training, "algorithm": algorithm},
-        out_of_fold={"baselines": (), **rules, **config.out_of_fold},
-    )
-    return prepare_training(request)
-
-
-def _train(config: PeersConfig, algorithm: str, seed: int) -> None:
-    """Train one source model with its left-out models and choose the rule of vnl there."""
-    folder = _folder(config, algorithm, seed)
-    if (folder / "model.safetensors").exists():
-        return
-    ready = _prepared(config, algorithm, seed)
-    train(
-        ready.spec,
-        ready.roles.sources,
-        ready.config,
-        ready.out_of_fold,
-        folder=folder,
-        device=config.device,
-        resume=folder.exists(),
-        provenance=ready.provenance,
-    )
-
-
-def _measure(config: PeersConfig, job: Job) -> list[Record]:
-    """Choose the step size on left-out streams of the source model, then run the method on the targets."""
-    folder = _folder(config, job.algorithm, job.seed)
-    trained = load(folder, config.device)
-    roles = roles_for(trained, data_dir=config.data_dir)
-    spec = StreamSpec(batch_size=config.batch_size)
-    try:
-        if job.method not in FIXED:
-            trained = _with_step_size(trained, config, job)
-        results = list(compare(trained, roles, job.entries, spec, job.seed, dataset=config.data))
-    except AdapterError:
-        return []  # a method this model has nothing for
-    for result in results:
-        result.record.protocol["model_seed"] = job.seed
-    return [result.record for result in results]
-
-
-def _with_step_size(trained: Trained, config: PeersConfig, job: Job) -> Trained:
-    """Return the model with the options that the left-out streams choose for a method."""
-    folder = _folder(config, job.algorithm, job.seed)
-    path = folder / "step_sizes" / f"{job.method}.json"
-    if not path.exists():
-        ready = _prepared(config, job.algorithm, job.seed)
-        assert ready.out_of_fold is not None
-        run = Run(folder, Silent(), StopRequest(), torch.device(config.device), resume=True)
-        streams = all_left_out_streams(ready.spec, ready.roles.sources, ready.config, ready.out_of_fold, run)
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(choose_step_size(streams, job.method, SCALES)), encoding="utf-8")
-    methods = {**trained.choice["methods"], job.method: json.loads(path.read_text(encoding="utf-8"))}
-    return replace(trained, choice={**trained.choice, "methods": methods})
-
-
-def _one_thread() -> None:
-    # Nets this small are bound by overhead: one core each, side by side.
-    torch.set_num_threads(1)
+def _variants(method: str, algorithm: str, statistics: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Return a label and the options of a method for each kind of statistics."""
+    own = METHODS[method].defaults.statistics.kind
+    # The source model on other statistics is `bn`.
+    asked = ("own",) if method == "erm" else statistics
+    kinds = dict.fromkeys(own if kind == "own" else kind for kind in asked)
+    model = "" if algorithm == "neighbor" else f", {algorithm} model"
+    return [(f"{method}, {kind}{model}", {**SMALLER.get(method, {}), "statistics": kind}) for kind in kinds]

@@ -6,9 +6,15 @@ from typing import Annotated, Any
 import typer
 
 from vicinal.adapters.contract import METHODS
-from vicinal.benchmarks.peers import PeersConfig, run_peers
+from vicinal.benchmarks.jobs import Place
+from vicinal.benchmarks.peers import Comparison, comparison_spec
+from vicinal.benchmarks.plan import plan
+from vicinal.benchmarks.run import devices_for, missing_data, records_of, run_plan
+from vicinal.benchmarks.store import Store
 from vicinal.cli.console import DataDir, Device, at_least_one, device_named, out, pairs
+from vicinal.cli.reproduce import notes_of
 from vicinal.data.catalog import DATASETS
+from vicinal.errors import DataError
 from vicinal.report.bars import Bars
 from vicinal.report.page import write_report
 from vicinal.report.tables import rich_table, summarise
@@ -19,6 +25,7 @@ def compare_command(
         str, typer.Argument(help=f"{', '.join(DATASETS)}, a folder of domain folders, or a CSV.")
     ],
     methods: Annotated[str, typer.Option(help="Comma-separated, or all.")] = "all",
+    target: Annotated[list[str] | None, typer.Option(help="Domain to hold out; may be given again.")] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0 on.")] = 3,
     batch_size: Annotated[int, typer.Option(help="Images of a test-time batch.")] = 20,
     iterations: Annotated[int | None, typer.Option(help="Of training.")] = None,
@@ -28,7 +35,7 @@ def compare_command(
     out_dir: Annotated[Path, typer.Option("--out", help="Models, records.jsonl and report.html.")] = Path(
         "comparison"
     ),
-    workers: Annotated[int, typer.Option(help="Processes side by side; 0: one a core.")] = 0,
+    workers: Annotated[int, typer.Option(help="Processes side by side; 0: one a core, or one a GPU.")] = 0,
     device: Device = "cpu",
     data_dir: DataDir = None,
     data_option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of a named data set.")] = None,
@@ -41,22 +48,30 @@ def compare_command(
     for name in names:
         METHODS[name]
     training: dict[str, Any] = {} if iterations is None else {"iterations": iterations}
-    config = PeersConfig(
-        data=data,
-        out=out_dir,
-        methods=names,
-        seeds=tuple(range(at_least_one(seeds, "--seeds"))),
-        batch_size=at_least_one(batch_size, "--batch-size"),
-        workers=workers,
-        device=device_named(device),
-        data_dir=data_dir,
-        data_options=pairs(data_option or (), "--data-option"),
-        training=training,
-        out_of_fold={"stream_images": at_least_one(choose_images, "--choose-images")},
+    spec = comparison_spec(
+        Comparison(
+            data=data,
+            methods=names,
+            targets=tuple(target or ()),
+            seeds=at_least_one(seeds, "--seeds"),
+            batch_size=at_least_one(batch_size, "--batch-size"),
+            data_options=pairs(data_option or (), "--data-option"),
+            training=training,
+            out_of_fold={"stream_images": at_least_one(choose_images, "--choose-images")},
+        )
     )
+    whole, place = plan(spec), Place(out_dir, data_dir)
+    for missing in missing_data(whole, data_dir):
+        raise DataError(f"{missing.data} was not found: {missing.how}")
     with Bars(out) as bars:
-        records = run_peers(config, lambda stage, done, total: bars.count(stage, data, done, total))
-    notes = ["Step sizes of all methods: chosen on streams of left-out source domains, never on targets."]
-    write_report(records, [], out_dir / "report.html", f"vicinal compare: {data}", notes)
+        failures = run_plan(whole, place, devices_for(device_named(device), workers), bars.count)
+    records = records_of(whole, Store(out_dir))
+    if not records:
+        raise DataError(f"nothing was measured: {failures[0].why}")
+    write_report(records, [], out_dir / "report.html", f"vicinal compare: {data}", [spec.note])
     out.print(rich_table(summarise(records)))
+    for note in notes_of([], failures):
+        out.print(note, style="red", markup=False, highlight=False)
     out.print(f"{len(records)} records in {out_dir / 'records.jsonl'}, the page in {out_dir / 'report.html'}")
+    if failures:
+        raise typer.Exit(1)

@@ -112,7 +112,7 @@ def reproduce_command(
     with Bars(out) as bars:
         failures = run_plan(without_data(whole, missing), place, devices, bars.count)
     records = records_of(whole, Store(place.out))
-    notes = _notes(missing, failures)
+    notes = notes_of(missing, failures)
     if records:
         _report(spec, records, place.out, asked.command, notes)
     for note in notes:
@@ -153,7 +153,7 @@ def _show_plan(
         out.print(line, highlight=False, markup=False)
     for weights in needed_weights(whole):
         out.print(f"pretrained weights: {weights}", highlight=False, markup=False)
-    for note in _notes(missing, []):
+    for note in notes_of(missing, []):
         out.print(note, style="red", highlight=False, markup=False)
 
 
@@ -164,10 +164,12 @@ def _left(found: Estimate, workers: int, kind: str) -> list[str]:
     )
     what += f"to choose, {found.measurements} measurements"
     who = f"{workers} workers" if workers > 1 else "one worker"
+    takes = (
+        f"{duration(found.wall(workers))} with {who} ({kind}), {found.memory / 2**30:.1f} GiB of memory each"
+    )
     return [
         f"left to do: {what}",
-        f"estimated from sizes and counts, not measured: {duration(found.wall(workers))} with {who} on {kind}, "
-        f"{found.memory / 2**30:.1f} GiB of memory each, {found.disk / 2**30:.1f} GiB of models on disk",
+        f"estimated, not measured: {takes}, {found.disk / 2**30:.1f} GiB of models on disk",
     ]
 
 
@@ -179,7 +181,7 @@ def duration(seconds: float) -> str:
     return f"{max(1.0, seconds):.0f} seconds"
 
 
-def _notes(missing: Sequence[Missing], failures: Sequence[Failure]) -> list[str]:
+def notes_of(missing: Sequence[Missing], failures: Sequence[Failure]) -> list[str]:
     """Return what is missing, a line for each reason."""
     lines = [f"missing data: {item.data}: {item.how}" for item in missing]
     for why in dict.fromkeys(failure.why for failure in failures):
