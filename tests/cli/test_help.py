@@ -8,7 +8,7 @@ import typer.main
 from vicinal import __version__
 from vicinal.cli import app
 
-COMMANDS = ("demo", "train", "evaluate", "adapt", "compare", "reproduce", "results")
+COMMANDS = ("demo", "train", "evaluate", "adapt", "compare", "report", "reproduce", "results")
 GROUPS = {"data": ("list", "status", "get", "check")}
 
 
@@ -47,7 +47,7 @@ def test_the_help_of_a_command_names_its_options(vicinal: Any, name: str) -> Non
         for option in item.opts
         if option.startswith("--")
     ]
-    assert len(options) > 4
+    assert options
     missing = [option for option in options if option not in ran.out]
     assert not missing
 

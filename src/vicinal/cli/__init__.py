@@ -5,6 +5,7 @@ import sys
 from vicinal.cli import data
 from vicinal.cli.compare import compare_command
 from vicinal.cli.console import out
+from vicinal.cli.report import report_command
 from vicinal.cli.reproduce import reproduce_command
 from vicinal.cli.results import results_command
 from vicinal.cli.run import app
@@ -13,6 +14,7 @@ from vicinal.errors import VicinalError
 __all__ = ["app", "main", "out"]
 
 app.command("compare")(compare_command)
+app.command("report")(report_command)
 app.command("reproduce")(reproduce_command)
 app.command("results")(results_command)
 app.add_typer(data.app, name="data")

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vicinal.data.streams import Stream
 from vicinal.errors import DataError
 
 FILE = "examples.json"
@@ -59,6 +60,35 @@ def changed_positions(before: Tensor, after: Tensor, truth: Tensor, count: int) 
     was, is_now = before.argmax(-1) == truth, after.argmax(-1) == truth
     fixed, broken = (~was & is_now).nonzero()[:, 0], (was & ~is_now).nonzero()[:, 0]
     return [*fixed[:count].tolist(), *broken[:count].tolist()]
+
+
+def examples_from(
+    stream: Stream,
+    answers: Tensor,
+    before: Tensor,
+    after: Tensor,
+    classes: Sequence[str],
+    target: str,
+    count: int = 3,
+) -> list[Example]:
+    """Return the first images of a stream that adaptation fixed, then the first it broke, `count` of each.
+
+    `answers` are the classes of all images of the stream's domain; `before` and `after` the probabilities
+    (N, C) of two methods along the same stream.
+    """
+    order = stream.order.cpu()
+    truth, old, new = answers.cpu()[order], before.cpu(), after.cpu()
+    made = []
+    for place in changed_positions(old, new, truth, count):
+        image = stream.images[order[place : place + 1]][0]
+        (was, was_sure), (is_now, now_sure) = (_top(p[place], classes) for p in (old, new))
+        made.append(Example(image, classes[int(truth[place])], was, was_sure, is_now, now_sure, target))
+    return made
+
+
+def _top(p: Tensor, classes: Sequence[str]) -> tuple[str, float]:
+    value, index = p.max(-1)
+    return classes[int(index)], float(value)
 
 
 def encode_png(image: Tensor) -> bytes:

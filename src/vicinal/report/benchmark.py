@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vicinal.benchmarks.spec import Spec
-from vicinal.evaluation.example import Example
+from vicinal.evaluation.example import Example, load_examples
 from vicinal.evaluation.record import Record
 from vicinal.report import content
 from vicinal.report.board import Board, make_board
@@ -40,13 +40,14 @@ def write_benchmark(
 ) -> None:
     """Write report.html and figures/ into a folder; the page is replaced whole.
 
+    Without examples those are shown that the folder holds (`vicinal.evaluation.example.save_examples`).
     Without a spec the page shows what the records themselves hold: rows are methods, columns what they were
     measured on.
     """
     board = make_board(spec, records)
     styles = row_styles(board)
     pictures = pictures_of(board, styles)
-    values = _values(spec, board, styles, pictures, examples)
+    values = _values(spec, board, styles, pictures, examples or load_examples(folder))
     html = environment().get_template("benchmark.html.j2").render(**values)
     _write_figures(folder / FIGURES, pictures)
     replace_text(folder / PAGE, html)
@@ -73,6 +74,7 @@ def _values(
         "agreement": agreement(board),
         "expectations": [expectation(outcome, board) for outcome in outcomes],
         "tables": tables,
+        "ours": board.ours,
         "overview": list(_overview(board, tables)),
         "has_paper": any(table.has_paper for table in tables),
         "has_reference": any(table.reference for table in tables),

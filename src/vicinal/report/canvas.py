@@ -55,7 +55,7 @@ def panel_title(ax: Axes, text: str) -> None:
 
 
 def legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """Set one legend below all panels.
+    """Set one legend below all panels, in room of its own.
 
     A line may be missing from the first panel: that setup was not run on every target.
     """
@@ -64,7 +64,13 @@ def legend(figure: Figure, axes: Sequence[Axes]) -> None:
         handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
     if handles:
         names = [name.replace("$", r"\$") for name in handles]
-        figure.legend(handles.values(), names, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+        # At this size a letter takes about five points, a handle with its gaps forty.
+        fitting = int(72 * figure.get_figwidth() // (40 + 5 * max(map(len, names))))
+        columns = min(4, max(1, fitting))
+        lines = -(-len(names) // columns)
+        figure.set_figheight(figure.get_figheight() + 0.18 * lines)  # or the panels would give up theirs
+        look = {"ncols": columns, "frameon": False, "fontsize": 9}
+        figure.legend(handles.values(), names, loc="outside lower center", **look)
 
 
 def fit_limits(ax: Axes, settled: Sequence[NDArray[np.float64]], longest: int) -> None:

@@ -1,6 +1,7 @@
 """Figure data to figures: panels for a page, or all panels with titles and a legend for a file."""
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -19,6 +20,7 @@ from vicinal.report.series import BatchSizes, Curve, Point, Reliability
 _CURVE_POINTS = 240
 # Inches of a figure that stands alone: its letters can be read on a phone and are not shouting on a desk.
 _WIDE = 4.2
+_LABEL = 26  # letters of a row's name in a line
 Styles = Mapping[str, LineStyle]
 
 
@@ -80,7 +82,7 @@ def draw_reliability(panels: Sequence[Reliability], styles: Styles, titled: bool
         _reliability_panel(ax, panel, styles[panel.row].color)
         ax.set(xlabel="confidence, %", ylabel="accuracy, %")
         if titled:
-            panel_title(ax, panel.row)
+            panel_title(ax, textwrap.fill(panel.row, 22))
     return figure
 
 
@@ -91,7 +93,9 @@ def _reliability_panel(ax: Axes, panel: Reliability, colour: str) -> None:
     ax.plot([0, 100], [0, 100], color=SOFT, lw=0.9, ls=(0, (3, 3)), zorder=1)
     ax.vlines(x, np.minimum(x, y), np.maximum(x, y), color=colour, alpha=0.35, lw=1.2, zorder=2)
     ax.plot(x, y, color=colour, lw=1, alpha=0.8, zorder=3, clip_on=False)
-    ax.scatter(x, y, s=6 + 160 * count[filled] / count.sum(), color=colour, lw=0, alpha=0.85, zorder=4, clip_on=False)
+    ax.scatter(
+        x, y, s=6 + 160 * count[filled] / count.sum(), color=colour, lw=0, alpha=0.85, zorder=4, clip_on=False
+    )
     ax.text(5, 95, f"ECE {panel.ece:.1f}", va="top", ha="left", fontsize=9, color=INK)
     ax.set(xlim=(0, 102), ylim=(0, 102), xticks=(0, 50, 100), yticks=(0, 50, 100), aspect="equal")
 
@@ -101,17 +105,20 @@ def draw_errors(errors: Mapping[str, Summary], styles: Styles) -> Figure:
     rows = sorted(
         (row for row in errors if math.isfinite(errors[row].mean)), key=lambda row: errors[row].mean
     )
-    figure, (ax,) = grid(1, width=_WIDE, height=0.7 + 0.19 * len(rows))
+    names = [textwrap.fill(row, _LABEL).replace("$", r"\$") for row in rows]
+    lines = [name.count("\n") + 1 for name in names]
+    places = np.cumsum(lines) - np.array(lines) / 2
+    figure, (ax,) = grid(1, width=_WIDE, height=0.7 + 0.19 * sum(lines))
     ax.grid(axis="y", visible=False)
     ax.grid(axis="x", color=GRID, lw=0.8)
-    for place, row in enumerate(rows):
+    for place, row in zip(places, rows, strict=True):
         colour = styles[row].color if row in styles else RULE
         ax.barh(place, errors[row].mean, height=0.66, color=colour, lw=0, zorder=3)
         std = errors[row].std
         if std is not None and math.isfinite(std):
             ax.errorbar(errors[row].mean, place, xerr=std, color=INK, lw=0.9, capsize=2, zorder=4)
-    ax.set(xlabel="expected calibration error, %", ylim=(len(rows) - 0.4, -0.6), xlim=(0, None))
-    ax.set_yticks(range(len(rows)), [row.replace("$", r"\$") for row in rows])
+    ax.set(xlabel="expected calibration error, %", ylim=(sum(lines), 0), xlim=(0, None))
+    ax.set_yticks(places, names, linespacing=1.0)
     return figure
 
 

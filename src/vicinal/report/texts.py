@@ -8,7 +8,7 @@ from vicinal.evaluation.statistics import Paired, Summary
 from vicinal.report.board import Cell, Column
 from vicinal.report.printed import as_given, leaders, number, probability, signed
 
-BETTER, WORSE, UNCLEAR = "better", "worse", "unclear"
+BETTER, WORSE, UNCLEAR, EQUAL = "better", "worse", "unclear", "equal"
 
 
 @dataclass(frozen=True)
@@ -16,16 +16,13 @@ class Difference:
     """A difference as printed: signed, with a word that says which way, and what was tested."""
 
     text: str
-    word: str = ""  # better, worse, unclear; empty where one seed says nothing of chance
-    better: bool | None = None  # which way the sign points, whatever chance says; None for no difference
+    word: str = ""  # better, worse, unclear, equal as printed; empty where one seed says nothing of chance
     detail: str = ""
 
     @property
     def kind(self) -> str:
         """Return the name its colour goes by."""
-        if self.word == UNCLEAR or self.better is None:
-            return "plain"
-        return BETTER if self.better else WORSE
+        return self.word if self.word in (BETTER, WORSE) else "plain"
 
 
 @dataclass(frozen=True)
@@ -54,6 +51,11 @@ def value_and_spread(found: Summary, decimals: int = 1) -> str:
     return f"{number(found.mean, decimals)} {spread(found, decimals)}".strip()
 
 
+def with_unit(text: str, metric: Metric) -> str:
+    """Return a printed number with its unit."""
+    return f"{text}{metric.unit}" if metric.unit in ("%", "") else f"{text} {metric.unit}"
+
+
 def seeds_text(count: int) -> str:
     """Return how many seeds, in words."""
     return "1 seed" if count == 1 else f"{count} seeds"
@@ -63,7 +65,7 @@ def difference_to_paper(found: Summary, paper: float, metric: Metric) -> Differe
     """Return how far our mean lies from the paper's figure; unclear where it is within our 95% interval."""
     gap = found.mean - paper
     if found.low is None or found.high is None:
-        return Difference(signed(gap, metric.decimals), "", _better(gap, metric))
+        return Difference(signed(gap, metric.decimals))
     inside = found.low <= paper <= found.high
     return _difference(gap, inside, metric, "")
 
@@ -71,24 +73,19 @@ def difference_to_paper(found: Summary, paper: float, metric: Metric) -> Differe
 def difference_to_reference(against: Paired, metric: Metric) -> Difference:
     """Return a paired difference with its interval and p; unclear where the interval holds zero."""
     if against.low is None or against.high is None:
-        return Difference(
-            signed(against.difference, metric.decimals), "", _better(against.difference, metric)
-        )
+        return Difference(signed(against.difference, metric.decimals))
     detail = f"{signed(against.low, metric.decimals)} to {signed(against.high, metric.decimals)}"
     detail += ", untested" if against.p is None else f", p {probability(against.p)}"
     return _difference(against.difference, against.low <= 0 <= against.high, metric, detail)
 
 
 def _difference(gap: float, by_chance: bool, metric: Metric, detail: str) -> Difference:
-    text, better = signed(gap, metric.decimals), _better(gap, metric)
-    word = UNCLEAR if by_chance or better is None else BETTER if better else WORSE
-    return Difference(text, word, better, detail)
-
-
-def _better(gap: float, metric: Metric) -> bool | None:
-    if not math.isfinite(gap) or gap == 0:
-        return None
-    return (gap > 0) == metric.higher_is_better
+    text = signed(gap, metric.decimals)
+    if text == signed(0.0, metric.decimals):
+        return Difference(text, EQUAL, detail)
+    if by_chance or not math.isfinite(gap):
+        return Difference(text, UNCLEAR, detail)
+    return Difference(text, BETTER if (gap > 0) == metric.higher_is_better else WORSE, detail)
 
 
 def printed_cell(cell: Cell, column: Column, best: frozenset[str] = frozenset()) -> Printed:

@@ -17,6 +17,7 @@ from vicinal.report.texts import (
     printed_cell,
     seeds_text,
     value_and_spread,
+    with_unit,
 )
 
 
@@ -38,6 +39,7 @@ class Line:
     anchor: str  # of its protocol; empty for a row of the paper alone
     tags: list[str]
     is_reference: bool
+    is_ours: bool
     cell: Printed
     targets: list[TargetCell | None]
     measures: list[str]  # ECE, NLL, Brier score, milliseconds per image
@@ -69,8 +71,9 @@ def table_of(column: Column, board: Board, cited: frozenset[str]) -> Table:
         Line(
             row=row,
             anchor=anchor(board, column, row) if cell.records else "",
-            tags=_tags(row, column, board, cited),
+            tags=_tags(row, column, cited),
             is_reference=row == column.reference,
+            is_ours=row in board.ours,
             cell=printed_cell(cell, column, best),
             targets=[_target_cell(cell, column, target) for target in column.targets],
             measures=_measures(cell) if cell.values else [],
@@ -113,9 +116,8 @@ def _order(column: Column, board: Board) -> list[str]:
     )
 
 
-def _tags(row: str, column: Column, board: Board, cited: frozenset[str]) -> list[str]:
+def _tags(row: str, column: Column, cited: frozenset[str]) -> list[str]:
     tags = ["reference"] if row == column.reference else []
-    tags += ["the paper's method"] if row in board.ours else []
     return tags + (["cited"] if row in cited else [])
 
 
@@ -167,9 +169,10 @@ def expectation(outcome: Outcome, board: Board) -> Expectation:
     cell = board.cell(expect.row, expect.setting)
     if outcome.met is None or outcome.value is None or outcome.bound is None or cell is None:
         return Expectation(None, what, "not measured")
-    found = f"{number(outcome.value, metric.decimals)}{metric.unit} here ({seeds_text(cell.seeds)})"
+    value, level = (with_unit(number(n, metric.decimals), metric) for n in (outcome.value, outcome.bound))
+    found = f"{value} here ({seeds_text(cell.seeds)})"
     if isinstance(bound, str):
-        found += f", {bound} {number(outcome.bound, metric.decimals)}{metric.unit}"
+        found += f", {bound} {level}"
     if outcome.against is not None:
         gap = difference_to_reference(outcome.against, metric)
         found += f"; difference {gap.text}" + (f" ({gap.detail})" if gap.detail else "")
@@ -192,7 +195,7 @@ def headlines(board: Board) -> list[tuple[str, str, str]]:
 def _sentence(cell: Cell, column: Column) -> str:
     metric, found = column.reading, cell.summary
     assert found is not None
-    text = f"{value_and_spread(found, metric.decimals)}{metric.unit} ({seeds_text(found.count)})"
+    text = f"{with_unit(value_and_spread(found, metric.decimals), metric)} ({seeds_text(found.count)})"
     if cell.against is not None and column.reference is not None:
         base = column.cells[column.reference].summary
         gap = difference_to_reference(cell.against, metric)
@@ -212,6 +215,7 @@ def agreement(board: Board) -> str:
     if not words:
         return ""
     said = {
+        "equal": "equal to ours as printed",
         "unclear": "within our 95% interval",
         "better": "where ours is better",
         "worse": "where ours is worse",

@@ -1,0 +1,40 @@
+"""`vicinal report`: a page from the records of a folder."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vicinal.benchmarks.spec import SUFFIX, Spec, load_spec, spec_names
+from vicinal.cli.console import out
+from vicinal.errors import ConfigError
+from vicinal.evaluation.record import Record
+from vicinal.report.benchmark import FIGURES, PAGE, write_benchmark
+from vicinal.report.board import benchmark_of
+from vicinal.report.select import read_all
+
+
+def report_command(
+    folder: Annotated[Path, typer.Argument(help="A folder with records.jsonl or records.jsonl.gz.")],
+    spec: Annotated[
+        str | None,
+        typer.Option(help="The benchmark of the records, or its .toml file; default: what they say."),
+    ] = None,
+) -> None:
+    """Make report.html and figures/ from the records of a folder, of a benchmark or of any other runs."""
+    records = read_all([folder])
+    found = load_spec(spec) if spec is not None else _spec_of(records)
+    write_benchmark(found, records, folder)
+    what = "records" if found is None else f"records of {found.name}"
+    out.print(f"{len(records)} {what}: the page in {folder / PAGE}, its figures in {folder / FIGURES}")
+
+
+def _spec_of(records: Sequence[Record]) -> Spec | None:
+    """Return the benchmark that records name; None where they name none."""
+    names = sorted({str(place["spec"]) for place in map(benchmark_of, records) if "spec" in place})
+    if len(names) > 1:
+        raise ConfigError(f"these records are of several benchmarks ({', '.join(names)}): choose with --spec")
+    if names and names[0] not in spec_names():
+        raise ConfigError(f"these records are of benchmark '{names[0]}': give its file, --spec FILE{SUFFIX}")
+    return load_spec(names[0]) if names else None
