@@ -56,10 +56,10 @@ class Store:
         file.seek(self._bytes)
         *complete, tail = file.read().split(b"\n")
         for line in complete:
-            self._lines += 1
-            self._bytes += len(line) + 1
             if line.strip():
-                self._done.add(result_of(self._read(self._lines, line)))
+                self._done.add(result_of(self._read(self._lines + 1, line)))
+            self._lines += 1  # only now: a bad line is refused at every look
+            self._bytes += len(line) + 1
         if is_record(tail):
             self._done.add(result_of(self._read(self._lines + 1, tail)))
 
