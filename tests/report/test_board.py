@@ -1,0 +1,169 @@
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vicinal.benchmarks.spec import Expect, Row, Setting, Spec
+from vicinal.errors import DataError
+from vicinal.evaluation.record import Record
+from vicinal.report.board import make_board
+from vicinal.report.expectations import check_expectations
+from vicinal.report.naming import by_looks, telling_options
+
+MakeRecord = Callable[..., Record]
+
+
+def test_a_value_is_the_mean_over_targets_and_then_over_seeds(
+    digits_spec: Spec, digits_records: list[Record]
+) -> None:
+    board = make_board(digits_spec, digits_records)
+    cell = board.cell("Soft", "Batches of 20")
+    mine = [r for r in digits_records if r.method == "soft" and r.batch_size == 20]
+    seeds = np.array([[100 * r.accuracy for r in mine if r.seed == seed] for seed in range(5)])
+    assert list(cell.values.values()) == pytest.approx(seeds.mean(axis=1))
+    assert cell.summary.mean == pytest.approx(seeds.mean())
+    assert cell.summary.std == pytest.approx(seeds.mean(axis=1).std(ddof=1))
+    at_90 = np.array([100 * r.accuracy for r in mine if r.target == "90"])
+    assert cell.by_target["90"].mean == pytest.approx(at_90.mean())
+    erm = np.array(list(board.cell("ERM baseline", "Batches of 20").values.values()))
+    assert cell.against.difference == pytest.approx((seeds.mean(axis=1) - erm).mean())
+    assert cell.against.count == 5
+    assert (cell.paper.value, cell.paper_by_target["90"].value) == (84.0, 85.5)
+
+
+def test_rows_and_columns_are_the_specs(digits_spec: Spec, digits_records: list[Record]) -> None:
+    board = make_board(digits_spec, digits_records[::-1])
+    assert [column.name for column in board.columns] == ["Batches of 20", "Batches of 4"]
+    assert board.rows == ("Cited et al.", "ERM baseline", "Soft", "This paper")
+    assert [column.reference for column in board.columns] == ["ERM baseline"] * 2
+    assert board.columns[0].cells["Cited et al."].records == ()
+    assert "Cited et al." not in board.columns[1].cells
+    assert "This paper" not in board.columns[1].cells
+    assert board.ours == {"This paper"}
+
+
+def test_a_seed_without_all_targets_does_not_count(digits_spec: Spec, digits_records: list[Record]) -> None:
+    lost = [r for r in digits_records if (r.method, r.target) != ("vnl", "90") or r.seed < 3]
+    cell = make_board(digits_spec, lost).cell("This paper", "Batches of 20")
+    assert sorted(cell.values) == [0, 1, 2]
+    assert (cell.seeds, cell.unfinished) == (3, 2)
+    nothing = [r for r in digits_records if r.target == "0"]
+    cell = make_board(digits_spec, nothing).cell("This paper", "Batches of 20")
+    assert cell.summary is None, "a mean over one of two targets is not the column's mean"
+    assert cell.unfinished == 5
+
+
+def test_quick_runs_count_only_where_there_are_no_others(
+    digits_spec: Spec, digits_records: list[Record]
+) -> None:
+    quick = [
+        replace(
+            r, accuracy=0.1, protocol=r.protocol | {"benchmark": r.protocol["benchmark"] | {"quick": True}}
+        )
+        for r in digits_records
+    ]
+    board = make_board(digits_spec, [*digits_records, *quick])
+    assert not board.quick
+    assert board.cell("Soft", "Batches of 20").summary.mean > 50
+    board = make_board(digits_spec, quick)
+    assert board.quick
+    assert board.cell("Soft", "Batches of 20").summary.mean == pytest.approx(10)
+
+
+def test_records_of_another_benchmark_or_row_are_refused(
+    digits_spec: Spec, digits_records: list[Record], make: MakeRecord
+) -> None:
+    with pytest.raises(DataError, match="no record of benchmark 'digits_two'"):
+        make_board(digits_spec, [make()])
+    with pytest.raises(DataError, match="no records"):
+        make_board(digits_spec, [])
+    spoilt = replace(
+        digits_records[0],
+        protocol={"benchmark": digits_records[0].protocol["benchmark"] | {"row": "Gone"}},
+    )
+    with pytest.raises(DataError, match="'Gone'"):
+        make_board(digits_spec, [*digits_records, spoilt])
+
+
+def test_streams_of_one_model_are_one_repetition(make: MakeRecord) -> None:
+    drawn = [
+        make(seed=100 * model + draw, accuracy=0.1 * draw + model, protocol={"provenance": {"seed": model}})
+        for model in range(2)
+        for draw in range(4)
+    ]
+    [column] = make_board(None, drawn).columns
+    [cell] = column.cells.values()
+    assert dict(cell.values) == pytest.approx({0: 15.0, 1: 115.0})
+
+
+def test_records_of_no_benchmark_fall_in_columns_by_what_they_were_measured_on(make: MakeRecord) -> None:
+    records = [make(stream=s, batch_size=b) for s in ("online", "label_shift") for b in (4, 20)]
+    names = [column.name for column in make_board(None, records).columns]
+    assert names == [
+        "online stream, batch size 4",
+        "online stream, batch size 20",
+        "label shift stream, batch size 4",
+        "label shift stream, batch size 20",
+    ]
+    assert [column.name for column in make_board(None, [make()]).columns] == ["digits"]
+
+
+def test_options_that_one_seed_ran_side_by_side_are_rows_of_their_own(make: MakeRecord) -> None:
+    def run(lr: float, seed: int) -> Record:
+        return make(method="soft", seed=seed, protocol={"adapter": {"lr": lr, "seed": seed}})
+
+    side_by_side = [run(lr, seed) for lr in (1e-3, 1e-4) for seed in range(2)]
+    assert {one.row for one in by_looks(side_by_side)} == {"soft, lr 0.001", "soft, lr 0.0001"}
+    chosen = [run(1e-3, 0), run(1e-4, 1)]
+    assert {one.row for one in by_looks(chosen)} == {"soft"}
+    assert list(telling_options(chosen).values()) == [[]]
+    repeated = [run(1e-3, 0), replace(run(1e-3, 0), accuracy=0.9)]
+    assert [one.record.accuracy for one in by_looks(repeated)] == [0.9]
+
+
+def test_the_reference_of_plain_records_is_the_erm_model_alone(make: MakeRecord) -> None:
+    records = [make(method="erm"), make(method="erm", statistics="batch"), make(method="tent")]
+    [column] = make_board(None, records).columns
+    assert column.reference == "ERM (source)"
+    [column] = make_board(None, [make(method="tent")]).columns
+    assert column.reference is None
+
+
+def test_expectations(digits_spec: Spec, digits_records: list[Record]) -> None:
+    outcomes = check_expectations(digits_spec, make_board(digits_spec, digits_records))
+    assert [outcome.met for outcome in outcomes] == [True, True, False, None]
+    assert outcomes[1].against.difference > 4
+
+
+@pytest.mark.parametrize(
+    ("bound", "met"),
+    [
+        ({"at_least": 50.0}, True),
+        ({"at_least": 50.1}, False),
+        ({"at_least": 50.4, "tolerance": 0.5}, True),
+        ({"at_most": 50.0}, True),
+        ({"at_most": 49.9}, False),
+        ({"above": "Same"}, False),
+        ({"above": "Same", "tolerance": 0.1}, True),
+        ({"below": "Same"}, False),
+        ({"above": "Lower"}, True),
+        ({"below": "Lower"}, False),
+        ({"above": "Nowhere"}, None),
+    ],
+)
+def test_each_bound(make: MakeRecord, bound: dict[str, object], met: bool | None) -> None:
+    rows = tuple(Row(label, "erm") for label in ("One", "Same", "Lower", "Nowhere"))
+    spec = Spec(
+        "s",
+        "t",
+        settings=(Setting("S", "digits", (("90",),)),),
+        rows=rows,
+        expects=(Expect("One", "S", **bound),),
+    )
+    records = [
+        make(accuracy=value, protocol={"benchmark": {"spec": "s", "setting": "S", "row": label}})
+        for label, value in (("One", 0.5), ("Same", 0.5), ("Lower", 0.4))
+    ]
+    [outcome] = check_expectations(spec, make_board(spec, records))
+    assert outcome.met is met
