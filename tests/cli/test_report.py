@@ -70,10 +70,7 @@ def test_a_page_of_a_benchmark_by_what_its_records_say(vicinal: Any, folder: Pat
 
 
 def test_what_cannot_be_reported(vicinal: Any, folder: Path) -> None:
-    assert (
-        "no such" in vicinal("report", folder / "nowhere").line
-        or "nowhere" in vicinal("report", folder / "nowhere").line
-    )
+    assert "no such file of records" in vicinal("report", folder / "nowhere").line
     append_record(folder / "records.jsonl", record(0, "rotated"))
     assert "unknown spec 'none'" in vicinal("report", folder, "--spec", "none").line
     assert "no record of benchmark 'ablation'" in vicinal("report", folder, "--spec", "ablation").line
@@ -83,3 +80,11 @@ def test_what_cannot_be_reported(vicinal: Any, folder: Path) -> None:
     append_record(own / "records.jsonl", record(0, "mine"))
     assert "give its file, --spec FILE.toml" in vicinal("report", own).line
     assert not (own / "report.html").exists()
+
+
+def test_a_file_of_records_has_its_page_beside_it(vicinal: Any, folder: Path) -> None:
+    append_record(folder / "records.jsonl", record(0))
+    (folder / "records.jsonl.gz").write_bytes(b"another one, perhaps older")
+    assert "name the file that you mean" in vicinal("report", folder).line
+    assert vicinal("report", folder / "records.jsonl").code == 0
+    assert (folder / "report.html").exists()

@@ -16,14 +16,16 @@ from vicinal.report.select import read_all
 
 
 def report_command(
-    folder: Annotated[Path, typer.Argument(help="A folder with records.jsonl or records.jsonl.gz.")],
+    path: Annotated[
+        Path, typer.Argument(help="A folder with records.jsonl or records.jsonl.gz, or such a file.")
+    ],
     spec: Annotated[
         str | None,
         typer.Option(help="The benchmark of the records, or its .toml file; default: what they say."),
     ] = None,
 ) -> None:
-    """Make report.html and figures/ from the records of a folder, of a benchmark or of any other runs."""
-    records = read_all([folder])
+    """Make report.html and figures/ beside the records of a benchmark or of any other runs."""
+    records, folder = read_all([path]), path if path.is_dir() else path.parent
     found = load_spec(spec) if spec is not None else _spec_of(records)
     write_benchmark(found, records, folder)
     what = "records" if found is None else f"records of {found.name}"
