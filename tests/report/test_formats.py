@@ -132,12 +132,21 @@ def test_markdown_text_is_escaped() -> None:
 def test_the_terminal_shows_everything_and_survives_brackets() -> None:
     console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system="standard")
     nasty = Row("x", ("[red]x[/]",), (BEST,))
-    console.print(as_rich(replace(FULL, rows=(nasty, *FULL.rows[1:]), title="[b]t")))
+    console.print(as_rich(replace(FULL, rows=(nasty, *FULL.rows[1:]), title="[b]t", headings=("[u]",))))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "\x1b[1m92.0\x1b[0m ± 1.3" in shown
     assert "\x1b[4m90.0\x1b[0m ± 0.5" in shown
     plain = re.sub(r"\x1b\[[\d;]*m", "", shown)
-    for part in ("[b]t", "[red]x[/]", "95.9 ± 0.1", "80.0† *", "vs row 1", "+1.2 (p 0.062)", "† one seed"):
+    for part in (
+        "[b]t",
+        "[u]",
+        "[red]x[/]",
+        "95.9 ± 0.1",
+        "80.0† *",
+        "vs row 1",
+        "+1.2 (p 0.062)",
+        "† one seed",
+    ):
         assert part in plain
 
 

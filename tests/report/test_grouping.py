@@ -54,6 +54,15 @@ def test_an_option_that_was_searched_is_a_row_a_value(make: MakeRecord) -> None:
     assert sizes(runs, "method", "lr") == {("none", 1e-3): 2, ("none", 2e-3): 2, ("vnl", CHOSEN): 2}
 
 
+def test_an_option_that_is_the_same_everywhere_reads_as_it_is(make: MakeRecord) -> None:
+    assert sizes([run(make, lr=1e-3, seed=seed) for seed in range(3)], "method", "lr") == {("none", 1e-3): 3}
+
+
+def test_a_search_on_some_seeds_is_a_search(make: MakeRecord) -> None:
+    runs = [run(make, lr=1e-3), run(make, lr=2e-3), run(make, lr=1e-3, seed=1)]
+    assert sizes(runs, "method", "lr") == {("none", 1e-3): 2, ("none", 2e-3): 1}
+
+
 def test_who_predicts_is_told_before_the_step_size(make: MakeRecord) -> None:
     runs = [run(make, lr=1e-3, predict="own"), run(make, lr=1e-4, predict="labels")]
     assert default_by(runs) == ("method", "predict")

@@ -45,6 +45,8 @@ def test_a_folder_stands_for_its_file_else_for_those_below(tmp_path: Path, make:
     assert record_files(tmp_path) == [two, one]
     assert record_files(one) == [one]
     assert [record.seed for record in read_all([tmp_path, one, two.parent])] == [2, 1]
+    more = [write(tmp_path / "c" / name / "records.jsonl", make()) for name in "gfedcba"]
+    assert record_files(tmp_path / "c") == more[::-1]
 
 
 def test_two_files_in_one_folder_are_not_guessed_about(tmp_path: Path, make: MakeRecord) -> None:
