@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from vicinal.benchmarks.metric import METRICS
+from vicinal.cli.results import FORMATS
 from vicinal.evaluation.record import Record
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -162,3 +164,22 @@ def test_the_paper_beside_ours(vicinal: Any, tmp_path: Path, monkeypatch: Any) -
     ran = vicinal("results", tmp_path, "--paper", "--format", "json")
     row = next(row for row in json.loads(ran.out)["rows"] if row["label"] == figure.row)
     assert (row["cells"][0]["paper"], row["cells"][0]["mean"]) == (figure.value, 87.5)
+
+
+def documented() -> list[str]:
+    lines = (RESULTS.parent / "docs" / "results.md").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line.startswith("vicinal results ")]
+
+
+@pytest.mark.parametrize("line", documented())
+def test_the_commands_of_the_page_run(vicinal: Any, tmp_path: Path, line: str) -> None:
+    (tmp_path / "results").symlink_to(RESULTS)
+    ran = vicinal(*line.split()[1:])
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out
+
+
+def test_the_page_has_commands_and_names_every_metric_and_format() -> None:
+    text = (RESULTS.parent / "docs" / "results.md").read_text(encoding="utf-8")
+    assert len(documented()) >= 4
+    assert all(name in text for name in (*METRICS, *FORMATS))

@@ -150,6 +150,17 @@ def test_the_terminal_shows_everything_and_survives_brackets() -> None:
         assert part in plain
 
 
+def test_a_narrow_terminal_breaks_headings_but_no_numbers() -> None:
+    column = Column("a heading that is far longer than any number")
+    console = Console(file=io.StringIO(), width=20, force_terminal=False)
+    console.print(as_rich(replace(FULL, columns=(column,))), crop=False)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(part in shown for part in ("row 0", "95.9 ± 0.1", "92.0 ± 1.3", "+1.2 (p 0.062)", "80.0† *"))
+    assert column.heading not in shown
+    assert "…" not in shown
+    assert max(len(line) for line in shown.splitlines()) < 70
+
+
 def test_csv_has_every_number_unrounded() -> None:
     first, second, third, fourth = csv.DictReader(io.StringIO(as_csv(FULL)))
     assert {key: first[key] for key in ("method", "column", "target", "metric", "unit")} == {

@@ -18,6 +18,7 @@ from vicinal.report.select import read_all, where
 
 TERMINAL = "table"
 FORMATS = (TERMINAL, *TEXTS)
+FILE_WIDTH = 120  # of the words around a table in a text file
 SUFFIXES = {".csv": "csv", ".md": "md", ".tex": "latex", ".json": "json"}
 
 
@@ -69,7 +70,7 @@ def results_command(
         out_file.write_text(_plain(table) if kind == TERMINAL else TEXTS[kind](table), encoding="utf-8")
         out.print(f"{len(records)} records, {len(table.rows)} rows in {out_file}", highlight=False)
     elif kind == TERMINAL:
-        out.print(as_rich(table))
+        out.print(as_rich(table), crop=False)
     else:
         typer.echo(TEXTS[kind](table), nl=False)
 
@@ -95,5 +96,5 @@ def _filters(texts: Sequence[str]) -> dict[str, list[str]]:
 
 def _plain(table: Table) -> str:
     file = io.StringIO()
-    Console(file=file, width=1000).print(as_rich(table))
+    Console(file=file, width=FILE_WIDTH).print(as_rich(table), crop=False)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"

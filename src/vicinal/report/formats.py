@@ -7,10 +7,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
+from textwrap import wrap
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group
+from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -48,6 +49,9 @@ def markdown_text(text: str) -> str:
     """Return a text that Markdown prints as it stands, inside a table too."""
     return "".join(_MARKDOWN.get(sign, sign) for sign in " ".join(text.split()))
 
+
+_MIN_HEAD = 10
+_UNLIMITED = 100_000
 
 LATEX = Style(latex_text, "\\textbf{{{}}}".format, "\\underline{{{}}}".format, r"$\pm$", "$-$", r"$^\dagger$")
 MARKDOWN = Style(markdown_text, "**{}**".format, "<ins>{}</ins>".format, star="\\*")
@@ -121,17 +125,27 @@ def _latex_heads(headings: Sequence[str], columns: Sequence[Printed]) -> Iterato
 
 
 def as_rich(table: Table) -> Group:
-    """Return the table for the terminal, its title above and its legend below."""
+    """Return the table for the terminal, its title above and its legend below.
+
+    It has the width it needs: print it with crop=False, and a narrow terminal breaks lines, not numbers.
+    """
     made = RichTable(box=SIMPLE_HEAD)
     for name in table.headings:
-        made.add_column(escape(name), overflow="fold")
+        made.add_column(escape(name), no_wrap=True)
     columns = printed_columns(table, TERMINAL)
     for column in columns:
-        head = "\n".join(filter(None, (column.above, column.below)))
-        made.add_column(escape(head), justify="right", no_wrap=True)
+        made.add_column(escape(_narrow_head(column)), justify="right", no_wrap=True)
     for index, row in enumerate(table.rows):
         made.add_row(*map_texts(row.names, escape), *(column.texts[index] for column in columns))
+    made.width = Console(width=_UNLIMITED).measure(made).maximum
     return Group(Text(table.title, style="italic"), made, Text("; ".join(legend(table)), style="dim"))
+
+
+def _narrow_head(column: Printed) -> str:
+    """Return a column's headings broken into lines about as long as its cells."""
+    width = max([_MIN_HEAD, *(Text.from_markup(text).cell_len for text in column.texts)])
+    parts = [part for part in (column.above, column.below) if part]
+    return "\n".join(line for part in parts for line in wrap(part, width, break_long_words=False))
 
 
 def as_csv(table: Table) -> str:
