@@ -239,6 +239,17 @@ def test_published_arrays_are_the_domains(tmp_path: Path) -> None:
     assert data.facts["corruptions_from"] == "published arrays"
 
 
+def test_the_first_images_of_every_corruption(tmp_path: Path) -> None:
+    options = CifarOptions(corruptions=("fog", "snow"), test=4)
+    data = load_cifar10c(base(), write_arrays(tmp_path), options)
+    for name in ("fog-5", "snow-5"):
+        domain = data.domains[name]
+        assert domain.images[:][:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+        assert torch.equal(domain.labels, base().test_labels[:4])
+        assert domain.test.tolist() == list(range(4))
+    assert len(data.domains["original"].test) == 6
+
+
 def test_original_is_split_and_tested_on_its_own_test_part(tmp_path: Path) -> None:
     source, folder = base(), write_arrays(tmp_path)
     options = CifarOptions(corruptions=("fog",))
@@ -365,6 +376,7 @@ def test_regenerated_is_named_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ({"severities": (1, 1)}, "each once"),
         ({"corruptions": ("fog", "fog")}, "each once"),
         ({"corruption_seed": -1}, "at least 0"),
+        ({"test": 0}, "at least 1 image"),
     ],
 )
 def test_options_out_of_range(options: dict[str, Any], why: str) -> None:

@@ -62,14 +62,15 @@ Batch = tuple[Tensor, Tensor]
 class CifarOptions:
     """Which corruptions at which severities are domains; `regenerate` makes them anew from CIFAR-10.
 
-    `corruption_seed` is for what is made anew: fixed, so that runs of different seeds see the same images, as
-    they do with the published arrays.
+    `test` takes the first so many images of each, None all of them. `corruption_seed` is for what is made
+    anew: fixed, so that runs of different seeds see the same images, as they do with the published arrays.
     """
 
     severities: tuple[int, ...] = (5,)
     corruptions: tuple[str, ...] = CORRUPTIONS
     regenerate: bool = False
     corruption_seed: int = 0
+    test: int | None = None
 
     def __post_init__(self) -> None:
         for kind, values in (("severities", self.severities), ("corruptions", self.corruptions)):
@@ -81,6 +82,8 @@ class CifarOptions:
         for corruption in self.corruptions:
             if corruption not in CORRUPTIONS:
                 raise UnknownNameError("corruption", corruption, CORRUPTIONS)
+        if self.test is not None and self.test < 1:
+            raise ConfigError(f"test must be at least 1 image of each corruption, or None, not {self.test}")
         if self.corruption_seed < 0:
             raise ConfigError(f"the corruption seed must be at least 0, not {self.corruption_seed}")
 
@@ -239,9 +242,10 @@ def load_cifar10c(
         name, origin = "cifar10_c", "published arrays"
         images = published_arrays(base.test_labels, arrays, wanted)
     domains = {ORIGINAL: _original(base, size, channels, seed)}
+    first = slice(options.test)
     for (corruption, level), own in zip(wanted, images, strict=True):
         title = f"{corruption}-{level}"
-        domains[title] = _test_domain(title, fitted(own, size, channels), base.test_labels)
+        domains[title] = _test_domain(title, fitted(own[first], size, channels), base.test_labels[first])
     facts = {"options": asdict(options), "split_seed": seed, "corruptions_from": origin}
     return DomainSet(name, CIFAR10_CLASSES, domains, facts=facts)
 
