@@ -7,8 +7,16 @@ import pytest
 import torch
 from PIL import Image
 
+from vicinal.data.streams import Stream
 from vicinal.errors import DataError
-from vicinal.evaluation.example import FILE, Example, changed_positions, load_examples, save_examples
+from vicinal.evaluation.example import (
+    FILE,
+    Example,
+    changed_positions,
+    examples_from,
+    load_examples,
+    save_examples,
+)
 
 
 def example(channels: int = 3, side: int = 8, truth: str = "b", **more: str) -> Example:
@@ -72,3 +80,20 @@ def test_changed_positions_are_the_first_fixed_and_then_the_first_broken() -> No
     assert len(broken) > 3
     assert changed_positions(before, after, truth, 3) == fixed[:3] + broken[:3]
     assert changed_positions(before, before, truth, 3) == []
+
+
+def test_examples_are_images_of_the_stream_with_what_was_said_of_them() -> None:
+    images = torch.arange(4, dtype=torch.uint8).reshape(4, 1, 1, 1).expand(4, 3, 2, 2)
+    answers = torch.tensor([0, 1, 1, 0])
+    stream = Stream("online", images, torch.tensor([3, 1, 0, 2]), 2)
+    # In order of arrival the truths are 0, 1, 0, 1.
+    before = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
+    after = torch.tensor([[0.1, 0.9], [0.2, 0.8], [0.7, 0.3], [0.6, 0.4]])
+    fixed, broken = examples_from(stream, answers, before, after, ("cat", "dog"), "90")
+    assert int(fixed.image[0, 0, 0]) == 1
+    assert (fixed.truth, fixed.before, fixed.after, fixed.target) == ("dog", "cat", "dog", "90")
+    assert fixed.before_confidence == pytest.approx(0.8)
+    assert fixed.after_confidence == pytest.approx(0.8)
+    assert int(broken.image[0, 0, 0]) == 3
+    assert (broken.truth, broken.before, broken.after) == ("cat", "cat", "dog")
+    assert broken.broken

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import io
 import re
+import textwrap
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
@@ -63,11 +64,11 @@ def legend(figure: Figure, axes: Sequence[Axes]) -> None:
     for ax in axes:
         handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
     if handles:
-        names = [name.replace("$", r"\$") for name in handles]
-        # At this size a letter takes about five points, a handle with its gaps forty.
-        fitting = int(72 * figure.get_figwidth() // (40 + 5 * max(map(len, names))))
-        columns = min(4, max(1, fitting))
-        lines = -(-len(names) // columns)
+        # At this size a letter takes about five and a half points, a handle with its gaps forty.
+        room = 72 * figure.get_figwidth()
+        columns = min(4, max(1, int(room // (40 + 5.5 * max(map(len, handles))))))
+        names = [textwrap.fill(name, int((room - 40) / 5.5)).replace("$", r"\$") for name in handles]
+        lines = -(-sum(name.count("\n") + 1 for name in names) // columns)
         figure.set_figheight(figure.get_figheight() + 0.18 * lines)  # or the panels would give up theirs
         look = {"ncols": columns, "frameon": False, "fontsize": 9}
         figure.legend(handles.values(), names, loc="outside lower center", **look)
@@ -128,7 +129,7 @@ def _of_page(name: str, value: str, prefix: str) -> str:
     if name == "id":
         return f"{prefix}-{value}"
     value = _REFERENCE.sub(rf"\g<1>{prefix}-", value)
-    if name in ("d", "points", "x", "y", "transform"):
+    if name in ("d", "points", "x", "y", "width", "height", "transform"):
         return _LONG_NUMBER.sub(lambda match: f"{float(match[0]):.2f}", value)
     if name == "style":
         return _HEX.sub(lambda match: COLOURS.get(match[0].lower(), match[0]), value)
