@@ -27,6 +27,17 @@ def main() -> None:
     except (VicinalError, OSError) as error:
         print(f"vicinal: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt as stopped:
-        print(f"vicinal: {stopped or 'interrupted'}", file=sys.stderr)
+    except (KeyboardInterrupt, SystemExit) as ended:
+        interrupt = _interrupt_behind(ended)
+        if interrupt is None:
+            raise
+        print(f"vicinal: {interrupt}", file=sys.stderr)
         raise SystemExit(130) from None
+
+
+def _interrupt_behind(ended: BaseException) -> str | None:
+    """Return what an interrupt says of itself; None for another end. Typer turns interrupts into exits."""
+    found: BaseException | None = ended
+    while found is not None and not isinstance(found, KeyboardInterrupt):
+        found = found.__cause__ or found.__context__
+    return None if found is None else str(found) or "interrupted"

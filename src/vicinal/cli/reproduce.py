@@ -27,6 +27,8 @@ from vicinal.benchmarks.store import Store
 from vicinal.cli.console import DataDir, Device, at_least_one, device_named, out
 from vicinal.evaluation.record import Record
 from vicinal.report.bars import Bars
+from vicinal.report.benchmark import write_benchmark
+from vicinal.report.reproduced import QUICK, WORDS, expectations_of, results_rich, write_readme
 
 
 @dataclass(frozen=True)
@@ -194,10 +196,6 @@ def notes_of(missing: Sequence[Missing], failures: Sequence[Failure]) -> list[st
 
 def _report(spec: Spec, records: Sequence[Record], folder: Path, command: str, notes: Sequence[str]) -> None:
     """Print the table and what was expected; write README, page and figures."""
-    # Here, not above: drawing is slow to import, and a dry run draws nothing.
-    from vicinal.report.benchmark import write_benchmark
-    from vicinal.report.reproduced import QUICK, WORDS, expectations_of, results_rich, write_readme
-
     write_benchmark(spec, records, folder)
     write_readme(spec, records, folder, command, notes)
     out.print(results_rich(spec, records))

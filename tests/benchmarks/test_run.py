@@ -1,0 +1,254 @@
+"""Runs of a benchmark: what is missing, what is shared, and that no kill loses or changes anything."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vicinal.benchmarks.plan import Plan, plan
+from vicinal.benchmarks.run import devices_for, missing_data, records_of, without_data, write_index
+from vicinal.benchmarks.spec import Row, Setting, Spec, load_spec
+from vicinal.benchmarks.store import Store
+from vicinal.checkpoint import read_tensors
+
+HERE = Path(__file__).parent
+TINY = HERE / "tiny.toml"
+ROWS = (Row("ERM", "erm"), Row("Soft", "soft"))
+TIMES = ("seconds", "images_per_second", "training_seconds")
+
+
+def test_data_that_are_not_there_are_named_with_a_remedy_and_left_out(tmp_path: Path) -> None:
+    settings = (Setting("A", "digits"), Setting("B", "pacs"), Setting("C", "pacs", batch_size=3))
+    whole = plan(Spec("made", "Made", seeds=2, settings=settings, rows=ROWS))
+    (missing,) = missing_data(whole, tmp_path)
+    assert missing.data == "pacs"
+    assert "vicinal data get pacs" in missing.how
+    assert str(tmp_path) in missing.how
+    rest = without_data(whole, [missing])
+    assert {run.setting for run in rest.measures} == {"A"}
+    assert {run.request.data for run in rest.trainings} == {"digits"}
+    assert without_data(whole, []) == whole
+
+
+def test_gpus_are_given_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert devices_for("cuda", 0) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert devices_for("cuda", 5) == ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"]
+    assert devices_for("cpu", 0) == ["cpu"] * 4
+    assert devices_for("cpu", 2) == ["cpu"] * 2
+
+
+def test_the_index_grows_and_models_stay_out_of_version_control(tmp_path: Path) -> None:
+    one = plan(Spec("made", "Made", seeds=1, settings=(Setting("A", "digits"),), rows=ROWS))
+    other = plan(Spec("made", "Made", seeds=2, settings=(Setting("A", "pacs", (("photo",),)),), rows=ROWS))
+    write_index(one, tmp_path / "out")
+    write_index(other, tmp_path / "out")
+    index = json.loads((tmp_path / "out" / "models.json").read_text())
+    assert index.keys() == {run.key for run in (*one.trainings, *other.trainings)}
+    assert index[one.trainings[0].key] == {
+        "algorithm": "erm",
+        "seed": 0,
+        "data": "digits",
+        "targets": ["0", "90"],
+        "backbone": "small",
+    }
+    assert "models/" in (tmp_path / "out" / ".gitignore").read_text().splitlines()
+
+
+# --- Runs in processes, killed and not ----------------------------------------------------------------------
+
+
+def killed_runs(folder: Path, **job: Any) -> dict[str, Any]:
+    """Run a benchmark in `folder`/whole, then in `folder`/killed-* with kills; return how that went."""
+    asked = {
+        "spec": str(TINY),
+        "only": [],
+        "seeds": 1,
+        "folders": str(folder),
+        "seed": 0,
+        "share": 0.2,
+        **job,
+    }
+    ran = subprocess.run(
+        [sys.executable, str(HERE / "kill_run.py")],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        timeout=540,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    outcome: dict[str, Any] = json.loads(ran.stdout)
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Return the folders of a benchmark run without and with twenty kills, and how that went."""
+    folder = tmp_path_factory.mktemp("kills")
+    return folder, killed_runs(folder, kills=20)
+
+
+def untimed(value: Any) -> Any:
+    """Return a value without the fields that hold times, at any depth."""
+    if isinstance(value, dict):
+        return {name: untimed(item) for name, item in value.items() if name not in TIMES}
+    return [untimed(item) for item in value] if isinstance(value, list) else value
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of a folder's records, without times, in an order of their own."""
+    read = [untimed(json.loads(line)) for line in (folder / "records.jsonl").read_text().splitlines()]
+    return sorted(read, key=lambda one: (one["protocol"]["benchmark"]["key"], one["target"]))
+
+
+@pytest.mark.slow
+def test_no_kill_loses_doubles_or_changes_a_record(killed: tuple[Path, dict[str, Any]]) -> None:
+    folder, outcome = killed
+    assert outcome["kills"] == 20
+    assert set(outcome["codes"]) == {0}
+    wanted = plan(load_spec(TINY), seeds=1)
+    whole = lines(folder / "whole")
+    results = sorted((run.key, target) for run in wanted.measures for target in run.results)
+    assert [(one["protocol"]["benchmark"]["key"], one["target"]) for one in whole] == results
+    folders = sorted(folder.glob("killed-*"))
+    assert len(folders) == outcome["folders"]
+    for other in folders:
+        assert lines(other) == whole
+        # One writer or two, killed or not: the models are the same, bit for bit.
+        for path in sorted((folder / "whole" / "models").rglob("model.safetensors")):
+            tensors, header = read_tensors(path)
+            again, same = read_tensors(other / path.relative_to(folder / "whole"))
+            assert untimed(same) == untimed(header)
+            assert all(torch.equal(again[name], value) for name, value in tensors.items())
+            assert again.keys() == tensors.keys()
+        left = [
+            path.name for path in other.rglob("*") if path.name.startswith("state-") or ".part" in path.name
+        ]
+        assert left == []
+
+
+@pytest.mark.slow
+def test_a_benchmark_leaves_what_its_plan_says(killed: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = killed
+    whole = plan(load_spec(TINY), seeds=1)
+    records = records_of(whole, Store(folder / "whole"))
+    (model,) = {run.key for run in whole.trainings}
+    cells = {(r.protocol["benchmark"]["setting"], r.protocol["benchmark"]["row"], r.target) for r in records}
+    assert cells == {(run.setting, run.row, target) for run in whole.measures for target in run.results}
+    for record in records:
+        about = record.protocol["benchmark"]
+        assert (about["spec"], about["model"], about["quick"]) == ("tiny", model, False)
+        assert record.protocol["training_seconds"] > 0
+        assert record.protocol["provenance"]["sources"] == ["15", "45", "75"]
+        assert record.algorithm == "erm"  # theta of `neighbor` is ERM's
+    by_row = {(r.protocol["benchmark"]["row"], r.protocol["benchmark"]["setting"]): r for r in records}
+    erm, phi = by_row["ERM baseline", "digits"], by_row["Neighbor", "digits"]
+    assert phi.protocol["parameters"] > erm.protocol["parameters"] > 10_000
+    given, chosen = by_row["Soft pseudo label, stream", "digits"], by_row["Soft pseudo label", "digits"]
+    assert given.protocol["adapter"]["lr"] == 1e-3
+    assert given.protocol["selection"].endswith("step size given")
+    found = json.loads((folder / "whole" / "models" / model / "step_sizes" / "soft.json").read_text())
+    assert chosen.protocol["adapter"]["lr"] == found["batch"]["lr"]
+    assert "left-out source domains" in chosen.protocol["selection"]
+    assert found.keys() == {"batch"}  # the other kind has its step size given: nothing was chosen for it
+    joint = by_row["ERM baseline", "digits, mixed"]
+    assert joint.target == "0+90"
+    assert set(joint.protocol["accuracy_by_domain"]) == {"0", "90"}
+
+
+@pytest.mark.slow
+def test_records_stand_in_every_cell_that_shares_their_run(killed: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = killed
+    tiny = load_spec(TINY)
+    store = Store(folder / "whole")
+    renamed = replace(
+        tiny,
+        name="other",
+        settings=(*tiny.settings, replace(tiny.settings[0], name="again", metric="ece")),
+        rows=tuple(replace(row, settings=()) for row in tiny.rows if row.method in ("erm", "neighbor")),
+    )
+    found = records_of(plan(renamed, seeds=1), store)
+
+    def accuracies(setting: str) -> list[float]:
+        return [r.accuracy for r in found if r.protocol["benchmark"]["setting"] == setting]
+
+    # Without vnl in the spec the left-out models differ, and so do the models: nothing is shared.
+    assert found == []
+    shared = replace(renamed, rows=tuple(replace(row, settings=()) for row in tiny.rows))
+    found = records_of(plan(shared, seeds=1), store)
+    assert accuracies("again") == accuracies("digits") != []
+    assert {r.protocol["benchmark"]["spec"] for r in found} == {"other"}
+
+
+def test_records_of_other_plans_are_left_out(tmp_path: Path) -> None:
+    assert records_of(Plan((), ()), Store(tmp_path)) == []
+
+
+# --- Interrupts ---------------------------------------------------------------------------------------------
+
+
+def session_of(pid: int) -> list[int]:
+    """Return the living processes of a session."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == pid and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["terminated", "interrupted"])
+def test_an_end_from_outside_takes_the_workers_along_and_is_one_line(tmp_path: Path, number: int) -> None:
+    long = TINY.read_text().replace("iterations = 6", "iterations = 100000")
+    (tmp_path / "long.toml").write_text(long)
+    words = ["reproduce", "long.toml", "--seeds", "2", "--workers", "2", "--device", "cpu", "--out", "out"]
+    ran = subprocess.Popen(
+        [sys.executable, "-c", "from vicinal.cli import main; main()", *words],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        until = time.monotonic() + 240
+        while time.monotonic() < until and len(list(tmp_path.glob("out/models/*/state-*"))) < 2:
+            assert ran.poll() is None, ran.communicate()
+            time.sleep(0.05)
+        assert len(session_of(ran.pid)) >= 3
+        started = time.monotonic()
+        if number == signal.SIGTERM:
+            ran.terminate()  # the parent alone
+        else:
+            os.killpg(ran.pid, number)  # as a terminal does
+        _, said = ran.communicate(timeout=60)
+        assert time.monotonic() - started < 30
+        assert ran.returncode == 130
+        assert said.splitlines() == ["vicinal: interrupted: the same command goes on from here"]
+        until = time.monotonic() + 20  # Python's own helper process needs a moment to see that it is alone
+        while session_of(ran.pid) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert session_of(ran.pid) == []
+    finally:
+        if ran.poll() is None:
+            os.killpg(ran.pid, signal.SIGKILL)
+    states = list(tmp_path.glob("out/models/*/state-*"))
+    assert len(states) == 2
+    for state in states:  # saved where it was, not where it had been saved last
+        assert read_tensors(state)[1]["iteration"] > 0

@@ -1,0 +1,154 @@
+"""Who does what when, with workers that only pretend."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import vicinal.adapters  # noqa: F401  fills the registry
+from vicinal.benchmarks.jobs import MODEL, ChooseJob, MeasureJob, Place, TrainJob
+from vicinal.benchmarks.plan import plan
+from vicinal.benchmarks.schedule import Failure, Job, Shift, Task, make_tasks
+from vicinal.benchmarks.spec import Row, Setting, Spec
+from vicinal.benchmarks.workers import Heard
+
+ROWS = (Row("ERM", "erm"), Row("Soft", "soft"), Row("Hard", "hard"), Row("VNL", "vnl"))
+SPEC = Spec("made", "Made", seeds=2, settings=(Setting("Digits", "digits"),), rows=ROWS)
+
+
+class Pretenders:
+    """A crew that does nothing; the worker that has had its job longest is done first."""
+
+    def __init__(self, count: int, fails: Callable[[Job], str] = lambda job: "") -> None:
+        self.count, self.fails = count, fails
+        self.doing: dict[int, Job] = {}
+        self.given: list[tuple[int, Job]] = []
+        self.ended: list[Job] = []
+
+    @property
+    def idle(self) -> list[int]:
+        return [number for number in range(self.count) if number not in self.doing]
+
+    def give(self, number: int, job: Job) -> None:
+        assert number in self.idle
+        self.doing[number] = job
+        self.given.append((number, job))
+
+    def hear(self) -> list[Heard]:
+        number = next(iter(self.doing))
+        job = self.doing.pop(number)
+        self.ended.append(job)
+        why = self.fails(job)
+        return [Heard(number, "failed", why) if why else Heard(number, "done")]
+
+
+def run(crew: Pretenders, tasks: list[Task]) -> tuple[list[Failure], list[tuple[str, int, int]]]:
+    counts: list[tuple[str, int, int]] = []
+
+    def listen(who: str, what: str, done: int, total: int) -> None:
+        if not who.startswith("worker"):
+            counts.append((who, done, total))
+
+    return Shift(crew, tasks, listen).run(), counts  # type: ignore[arg-type]
+
+
+def tasks_of(folder: Path, spec: Spec = SPEC, done: frozenset[tuple[str, str]] = frozenset()) -> list[Task]:
+    return make_tasks(plan(spec), Place(folder), done)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 10])
+def test_everything_is_done_once_and_after_what_it_needs(tmp_path: Path, workers: int) -> None:
+    crew, tasks = Pretenders(workers), tasks_of(tmp_path)
+    failures, counts = run(crew, tasks)
+    assert failures == []
+    jobs = [job for _, job in crew.given]
+    assert len(jobs) == len(set(map(id, jobs))) == len(tasks) == 2 + 4 + 8
+    for _, job in crew.given:
+        if isinstance(job, TrainJob):
+            continue
+        needed: list[Job] = [one for one in jobs if isinstance(one, TrainJob) and one.run.key == _model(job)]
+        if isinstance(job, MeasureJob) and job.choice is not None:
+            needed += [one for one in jobs if one == job.choice]
+            assert len(needed) == 2
+        started = jobs.index(job)
+        for one in needed:
+            assert jobs.index(one) < started
+            assert one in crew.ended
+    assert counts[-3:] != counts[:3]
+    assert {("trainings", 2, 2), ("step sizes", 4, 4), ("measurements", 8, 8)} <= set(counts)
+
+
+def _model(job: Job) -> str:
+    return job.run.model if isinstance(job, MeasureJob) else job.run.key
+
+
+def test_measurements_do_not_wait_for_other_trainings(tmp_path: Path) -> None:
+    crew = Pretenders(1)
+    run(crew, tasks_of(tmp_path))
+    kinds = [type(job).__name__ for _, job in crew.given]
+    second = kinds.index("TrainJob", 1)
+    # All that the first model is there for comes before the second is trained, vnl, the dearest, first.
+    assert kinds[1:second].count("MeasureJob") == 4
+    assert next(job.run.row for _, job in crew.given if isinstance(job, MeasureJob)) == "VNL"
+
+
+def test_a_worker_stays_with_the_model_it_has_at_hand(tmp_path: Path) -> None:
+    many = replace(SPEC, rows=tuple(Row(f"BN {n}", "bn", options={"num_samples": n}) for n in range(1, 9)))
+    for run_ in plan(many).trainings:
+        folder = Place(tmp_path).model(run_.key)
+        folder.mkdir(parents=True)
+        (folder / MODEL).touch()
+    crew = Pretenders(2)
+    run(crew, tasks_of(tmp_path, many))
+    for number in (0, 1):
+        models = [_model(job) for worker, job in crew.given if worker == number]
+        assert sum(a != b for a, b in pairwise(models)) <= 1
+
+
+def test_what_is_on_disk_is_not_done_again(tmp_path: Path) -> None:
+    place, made = Place(tmp_path), plan(SPEC)
+    first, second = made.trainings
+    for training in (first, second):
+        place.model(training.key).mkdir(parents=True)
+        (place.model(training.key) / MODEL).touch()
+    (place.model(second.key) / "state-erm.safetensors").touch()  # to be cleared away
+    choice = ChooseJob(first, "soft", "batch", place)
+    choice.path.parent.mkdir()
+    choice.path.write_text('{"batch": {"lr": 0.1}}')
+    done = {(one.key, target) for one in made.measures if one.row == "ERM" for target in one.targets}
+    half = next(one for one in made.measures if one.row == "Hard")
+    tasks = make_tasks(made, place, done | {(half.key, "0")})
+    kinds = [type(task.job).__name__ for task in tasks]
+    assert [task.job.run.key for task in tasks if isinstance(task.job, TrainJob)] == [second.key]
+    assert kinds.count("ChooseJob") == 3  # not soft on the first
+    assert kinds.count("MeasureJob") == 6
+    everything = {(one.key, target) for one in made.measures for target in one.targets}
+    assert make_tasks(made, place, everything) == []
+
+
+def test_a_failed_training_takes_along_what_needs_it_and_nothing_else(tmp_path: Path) -> None:
+    crew = Pretenders(2, lambda job: "no weights" if isinstance(job, TrainJob) and job.run.seed == 0 else "")
+    failures, counts = run(crew, tasks_of(tmp_path))
+    (failure,) = failures
+    assert (failure.why, failure.measurements) == ("no weights", 4)
+    assert "seed 0" in failure.what
+    measured = [job for _, job in crew.given if isinstance(job, MeasureJob)]
+    assert [job.run.seed for job in measured] == [1, 1, 1, 1]
+    assert counts[-1][1:] == (8, 8)  # the bar comes to its end
+
+
+def test_a_failed_choice_takes_along_its_measurement_alone(tmp_path: Path) -> None:
+    crew = Pretenders(2, lambda job: "odd" if isinstance(job, ChooseJob) and job.method == "soft" else "")
+    failures, _ = run(crew, tasks_of(tmp_path))
+    assert [failure.measurements for failure in failures] == [1, 1]
+    measured = [job for _, job in crew.given if isinstance(job, MeasureJob)]
+    assert sorted(job.run.row for job in measured) == ["ERM", "ERM", "Hard", "Hard", "VNL", "VNL"]
+
+
+def test_a_run_that_stands_in_two_cells_is_one_task(tmp_path: Path) -> None:
+    again = replace(SPEC.settings[0], name="Again", metric="ece")
+    twice = replace(SPEC, settings=(*SPEC.settings, again), seeds=1)
+    assert len(plan(twice).measures) == 8
+    assert len([task for task in tasks_of(tmp_path, twice) if isinstance(task.job, MeasureJob)]) == 4
