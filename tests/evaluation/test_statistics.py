@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -13,20 +15,20 @@ from vicinal.errors import DataError
 from vicinal.evaluation.statistics import EXACT_PAIRS, Paired, deviation, paired, per_seed, summary
 
 VALUES = [0.91, 0.925, 0.89, 0.94, 0.902]
-numbers = st.floats(-100, 100, allow_nan=False)
 
 
 def by_seed(values: list[float]) -> dict[int, float]:
     return dict(enumerate(values))
 
 
-def brute_force_p(differences: list[float]) -> float:
-    observed, extreme, total = abs(math.fsum(differences)), 0, 0
-    for signs in itertools.product((-1, 1), repeat=len(differences)):
-        flipped = abs(math.fsum(s * d for s, d in zip(signs, differences, strict=True)))
-        extreme += flipped >= observed * (1 - 1e-9) - 1e-12
-        total += 1
-    return extreme / total
+def brute_force_p(differences: Sequence[float]) -> float:
+    """Return the share of sign patterns at least as extreme, in exact arithmetic."""
+    exact = [Fraction(value) for value in differences]
+    sums = [
+        abs(sum(sign * value for sign, value in zip(signs, exact, strict=True)))
+        for signs in itertools.product((-1, 1), repeat=len(exact))
+    ]
+    return sum(value >= abs(sum(exact)) for value in sums) / len(sums)
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 12])
@@ -108,11 +110,13 @@ def test_p_is_scipys_paired_permutation_test(count: int) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(numbers, min_size=5, max_size=7))
-def test_p_of_any_differences(differences: list[float]) -> None:
+@given(st.lists(st.integers(-1000, 1000), min_size=5, max_size=7))
+def test_p_of_any_differences(thousandths: list[int]) -> None:
+    # Sums of thousandths that are equal differ in floating point; of whole numbers they do not.
+    differences = [value / 1000 for value in thousandths]
     zeros = dict.fromkeys(range(len(differences)), 0.0)
     found, mirrored = paired(by_seed(differences), zeros), paired(zeros, by_seed(differences))
-    assert found.p == pytest.approx(brute_force_p(differences))
+    assert found.p == brute_force_p(thousandths)
     assert mirrored.p == found.p
     assert mirrored.difference == -found.difference
 
@@ -123,10 +127,10 @@ def test_the_least_p_is_two_in_all_patterns(count: int, least: float) -> None:
     assert paired(ones, dict.fromkeys(range(count), 0.0)).p == least
 
 
-def test_equal_differences_count_as_equal_in_floating_point() -> None:
-    # 0.1 six times: sums of the same magnitude in another order of signs differ in the last bit.
-    differences = [0.1, 0.2, -0.3, 0.1, 0.2, 0.3]
-    assert paired(by_seed(differences), dict.fromkeys(range(6), 0.0)).p == brute_force_p(differences)
+def test_equal_sums_count_as_equal_in_floating_point() -> None:
+    tenths = [1, 2, -3, 1, 2, 3]
+    found = paired(by_seed([value / 10 for value in tenths]), dict.fromkeys(range(6), 0.0))
+    assert found.p == brute_force_p(tenths)
 
 
 def test_no_difference_at_all_has_p_one() -> None:

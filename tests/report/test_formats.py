@@ -97,6 +97,7 @@ def test_latex_text_is_escaped() -> None:
         r"\textbackslash{}\textasciitilde{}\textasciicircum{}\textless{}\textgreater{}\textbar{}"
     )
     assert latex_text("90° ± 1\nnext") == r"90$^\circ$ $\pm$ 1 next"
+    assert latex_text("--quick") == "-{}-quick"
     bare = re.sub(r"\\[&%$#_{}]|\$[^$]*\$|\\text\w+\{\}|\{[\[\]*]\}", "", latex_text(NASTY))
     assert not set(bare) & set("&%$#_{}~^\\<>|[]*")
 

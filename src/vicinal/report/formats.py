@@ -42,7 +42,8 @@ _MARKDOWN = {sign: f"\\{sign}" for sign in "\\|*_`[]~"} | {"<": "&lt;", ">": "&g
 
 def latex_text(text: str) -> str:
     """Return a text that LaTeX prints as it stands."""
-    return "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))
+    plain = "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))
+    return plain.replace("--", "-{}-")  # two hyphens in a row would be set as a dash
 
 
 def markdown_text(text: str) -> str:
@@ -50,7 +51,7 @@ def markdown_text(text: str) -> str:
     return "".join(_MARKDOWN.get(sign, sign) for sign in " ".join(text.split()))
 
 
-_MIN_HEAD = 10
+_MIN_HEAD = 12
 _UNLIMITED = 100_000
 
 LATEX = Style(latex_text, "\\textbf{{{}}}".format, "\\underline{{{}}}".format, r"$\pm$", "$-$", r"$^\dagger$")
@@ -145,7 +146,9 @@ def _narrow_head(column: Printed) -> str:
     """Return a column's headings broken into lines about as long as its cells."""
     width = max([_MIN_HEAD, *(Text.from_markup(text).cell_len for text in column.texts)])
     parts = [part for part in (column.above, column.below) if part]
-    return "\n".join(line for part in parts for line in wrap(part, width, break_long_words=False))
+    return "\n".join(
+        line for part in parts for line in wrap(part, width, break_long_words=False, break_on_hyphens=False)
+    )
 
 
 def as_csv(table: Table) -> str:
