@@ -168,6 +168,11 @@ WRONG = [
     ('stream = "label_shift"', 'stream = "x"', "unknown stream 'x'"),
     ("batch_size = 7", "batch_size = 0", "batch_size must be at least 1"),
     ('backbone = "resnet18"', 'backbone = "resnet19x"', "unknown backbone 'resnet19x'"),
+    (
+        'backbone = "resnet18"\nweights = "none"\nsize = 28',
+        'backbone = "small"\nsize = 64',
+        "64 is no such size",
+    ),
     ("training = { iterations = 5 }", "training = { iteration = 5 }", "unknown key of training 'iteration'"),
     ("training = { iterations = 5 }", "training = { seed = 5 }", "unknown key of training 'seed'"),
     ("training = { iterations = 5 }", "training = { iterations = 0 }", "iterations must be at least 1"),

@@ -10,12 +10,12 @@ import vicinal.adapters  # noqa: F401  fills the registry
 from vicinal.adapters.contract import METHODS, configure
 from vicinal.benchmarks.metric import METRICS
 from vicinal.benchmarks.options import real_options
+from vicinal.benchmarks.prepare import TrainRequest, settle
 from vicinal.data.catalog import DATASETS
 from vicinal.data.entries import DatasetEntry
 from vicinal.data.load import with_options
 from vicinal.data.streams import StreamSpec
 from vicinal.errors import ConfigError, UnknownNameError, VicinalError
-from vicinal.models.backbones import find_backbone
 from vicinal.training import algorithms  # noqa: F401  fills the registry
 from vicinal.training.config import OutOfFoldConfig, TrainConfig
 from vicinal.training.learner import ALGORITHMS
@@ -85,8 +85,7 @@ def _check_setting(setting: "Setting") -> None:
         raise ConfigError(f"batch_size must be at least 1, not {setting.batch_size}")
     if joint and any(len(group) < 2 for group in setting.targets):
         raise ConfigError(f"a {setting.stream} stream needs two targets or more in every group")
-    if setting.backbone is not None:
-        find_backbone(setting.backbone)
+    settle(TrainRequest(setting.data, (), setting.backbone, setting.weights, setting.size))
     for extra in ({}, setting.quick):
         _fields("training", TrainConfig, {**setting.training, **extra.get("training", {})})
         folds = extra.get("out_of_fold", {})

@@ -1,0 +1,141 @@
+"""`vicinal reproduce`: every table is planned without a look at any image, and a small one is run."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vicinal.benchmarks.spec import load_spec, spec_names
+from vicinal.evaluation.record import read_records
+
+TINY = Path(__file__).parents[1] / "benchmarks" / "tiny.toml"
+ESTIMATED = (
+    r"estimated, not measured: \d+ (seconds|minutes|hours|days) with 2 workers \(cpu\), "
+    r"[\d.]+ GiB of memory each, [\d.]+ GiB of models on disk"
+)
+LEFT = r"left to do: (\d+) trainings with (\d+) left-out models, \d+ step sizes to choose, (\d+) measurements"
+Snapshot = Callable[[], dict[str, bytes]]
+
+
+@pytest.fixture
+def no_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever loads data now fails the test."""
+
+    def load(*args: object, **options: object) -> None:
+        raise AssertionError("data were loaded")
+
+    for place in ("benchmarks.prepare.load_dataset", "data.load.decode_listing", "benchmarks.run.run_plan"):
+        monkeypatch.setattr(f"vicinal.{place}", load)
+
+
+@pytest.mark.usefixtures("no_images")
+@pytest.mark.parametrize("quick", [False, True], ids=["whole", "quick"])
+@pytest.mark.parametrize("name", spec_names())
+def test_every_shipped_spec_is_planned_without_images(
+    vicinal: Any, snapshot: Snapshot, tmp_path: Path, name: str, quick: bool
+) -> None:
+    before = snapshot()
+    words = ["--dry-run", "--device", "cpu", "--workers", 2, "--data-dir", tmp_path / "nothing"]
+    ran = vicinal("reproduce", name, *words, *(["--quick"] if quick else []))
+    assert ran.code == 0, (ran.out, ran.err)
+    spec = load_spec(name)
+    assert ran.out.startswith(f"{name}: {spec.title}")
+    for setting in spec.settings:
+        assert setting.name in ran.out
+    left = re.search(LEFT, ran.out)
+    assert left is not None
+    trainings, left_out, measurements = map(int, left.groups())
+    assert trainings > 0
+    assert measurements >= trainings
+    assert (left_out > 0) == any(setting.out_of_fold is not None for setting in spec.settings)
+    assert re.search(ESTIMATED, ran.out)
+    for data in {setting.data for setting in spec.settings} - {"digits", "rotated_fashion"}:
+        assert f"missing data: {data}: " in ran.out
+    assert snapshot() == before
+
+
+def test_aliases_name_a_table_too(vicinal: Any) -> None:
+    ran = vicinal("reproduce", "table3", "--dry-run", "--device", "cpu")
+    assert ran.out.startswith("rotated: ")
+
+
+def test_the_list_names_every_table(vicinal: Any) -> None:
+    for words in (("--list",), ()):
+        ran = vicinal("reproduce", *words)
+        assert ran.code == 0
+        assert all(name in ran.out for name in spec_names())
+        assert "table3" in ran.out
+
+
+def test_what_cannot_be_reproduced_is_one_line(vicinal: Any, tmp_path: Path) -> None:
+    assert "unknown spec 'table99': choose from" in vicinal("reproduce", "table99").line
+    assert "mine.toml: no such spec" in vicinal("reproduce", "mine.toml").line
+    assert "unknown setting, data set or row 'x'" in vicinal("reproduce", "rotated", "--only", "x").line
+    assert "--seeds must be at least 1" in vicinal("reproduce", "rotated", "--seeds", 0).line
+    assert "unknown backbone 'resnet0'" in vicinal("reproduce", "rotated", "--backbone", "resnet0").line
+    (tmp_path / "bad.toml").write_text('title = "x"\nnotes = "y"\n')
+    assert "bad.toml: unknown key 'notes'" in vicinal("reproduce", "bad.toml").line
+
+
+def test_without_any_data_nothing_runs_and_the_exit_code_says_so(vicinal: Any, tmp_path: Path) -> None:
+    ran = vicinal("reproduce", "mini_domainnet", "--data-dir", tmp_path / "nothing", "--device", "cpu")
+    assert ran.code == 1
+    assert "missing data: mini_domainnet: " in ran.out
+    assert "vicinal data get mini_domainnet" in ran.out
+    assert not list(tmp_path.rglob("records.jsonl"))
+
+
+MORE = """
+[[settings]]
+name = "Photos"
+data = "pacs"
+targets = [["photo"]]
+backbone = "small"
+size = 32
+
+[[settings]]
+name = "Lost weights"
+data = "digits"
+backbone = "resnet18"
+weights = "nowhere.safetensors"
+out_of_fold = false
+"""
+
+
+@pytest.mark.slow
+def test_a_small_table_from_start_to_end(vicinal: Any, tmp_path: Path) -> None:
+    """One run: data that are missing and weights that are lost keep nothing else from being done."""
+    (tmp_path / "mine.toml").write_text(TINY.read_text() + MORE)
+    words = ("--quick", "--device", "cpu", "--workers", 1, "--data-dir", tmp_path / "nothing")
+    ran = vicinal("reproduce", "mine.toml", *words)
+    assert ran.code == 1, (ran.out, ran.err)
+    out = tmp_path / "results" / "mine-quick"
+    records = read_records(out / "records.jsonl")
+    assert len(records) == 10 + 3
+    assert all(record.protocol["benchmark"]["quick"] for record in records)
+    lines = [" ".join(line.split()) for line in ran.out.splitlines()]
+    mean = sum(100 * r.accuracy for r in records if r.method == "erm" and r.stream == "online") / 2
+    gap = f"{mean - 60:+.1f}".replace("-", "\N{MINUS SIGN}")
+    assert f"ERM baseline 60.0 ± 1.0 {mean:.1f} (1) {gap}" in lines
+    assert "Cited alone 99.0" in lines
+    assert any(line.startswith("met: digits: This paper at least 1.0") for line in lines)
+    assert any(line.startswith("missed: digits: ERM baseline at least 101.0") for line in lines)
+    assert any(line.startswith("missing data: pacs: ") for line in lines)
+    assert any("no weights 'nowhere.safetensors'" in line for line in lines)
+    readme = (out / "README.md").read_text()
+    assert "vicinal reproduce mine.toml --quick" in readme
+    assert f"| ERM baseline | 60.0 ± 1.0 | {mean:.1f} (1) | {gap} |" in readme
+    assert "missing data: pacs" in readme
+    assert (out / "report.html").is_file()
+    assert list((out / "figures").glob("*.png"))
+    assert "models/" in (out / ".gitignore").read_text()
+    assert len(json.loads((out / "models.json").read_text())) == 2  # with that of the lost weights
+
+    again = vicinal("reproduce", "mine.toml", *words, "--only", "digits, mixed")
+    assert again.code == 0  # nothing of it is missing
+    assert read_records(out / "records.jsonl") == records
+    left = vicinal("reproduce", "mine.toml", *words, "--dry-run")
+    assert "left to do: 2 trainings with 3 left-out models" in left.out

@@ -1,0 +1,111 @@
+"""A benchmark for the terminal and its README, from records made up here."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from vicinal.benchmarks.spec import Expect, Figure, Row, Setting, Spec
+from vicinal.evaluation.record import Record
+from vicinal.report.reproduced import expectations_of, results_rich, write_readme
+
+SPEC = Spec(
+    "made",
+    "Made | up",
+    paper="Table 0",
+    note="A note.",
+    seeds=2,
+    settings=(Setting("Digits", "digits", targets=(("0", "90"),)),),
+    rows=(Row("ERM", "erm"), Row("Ours", "vnl", ours=True), Row("[Theirs]")),
+    figures=(Figure("ERM", "Digits", 50.0, 0.5), Figure("[Theirs]", "Digits", 70.0)),
+    expects=(Expect("Ours", "Digits", above="ERM"), Expect("ERM", "Digits", at_least=60.0, tolerance=1.0)),
+)
+
+
+def record(row: str, seed: int, target: str, accuracy: float, quick: bool = False) -> Record:
+    return Record(
+        dataset="digits",
+        target=target,
+        backbone="small",
+        algorithm="erm",
+        method=SPEC.row(row).method or "",
+        statistics="batch",
+        predict="own",
+        stream="online",
+        seed=seed,
+        batch_size=20,
+        accuracy=accuracy,
+        ece=0.1,
+        nll=1.0,
+        brier=0.5,
+        curve=[accuracy],
+        seconds=1.0,
+        images_per_second=10.0,
+        reliability={},
+        protocol={"benchmark": {"spec": "made", "setting": "Digits", "row": row, "quick": quick}},
+        versions={},
+    )
+
+
+def records(quick: bool = False) -> list[Record]:
+    values = {
+        ("ERM", 0): (0.4, 0.5),
+        ("ERM", 1): (0.5, 0.6),
+        ("Ours", 0): (0.6, 0.7),
+        ("Ours", 1): (0.7, 0.8),
+    }
+    return [
+        record(row, seed, target, accuracy, quick)
+        for (row, seed), both in values.items()
+        for target, accuracy in zip(("0", "90"), both, strict=True)
+    ]
+
+
+def printed(found: list[Record]) -> list[str]:
+    console = Console(width=120, record=True, quiet=True)
+    with console.capture() as captured:
+        console.quiet = False
+        console.print(results_rich(SPEC, found))
+    return [" ".join(line.split()) for line in captured.get().splitlines()]
+
+
+def test_paper_ours_and_difference_stand_side_by_side() -> None:
+    lines = printed(records())
+    assert "Method Paper Ours (seeds) Difference" in lines
+    # Means over targets: 45 and 55, then 65 and 75; std of two values 10 apart: 7.07.
+    assert "ERM 50.0 ± 0.5 50.0 ± 7.1 (2) 0.0" in lines
+    assert "Ours 70.0 ± 7.1 (2)" in lines
+    assert "[Theirs] 70.0" in lines
+
+
+def test_a_seed_without_a_target_does_not_count_and_is_marked() -> None:
+    lines = printed(records()[:-1])
+    assert "Ours 65.0 (1) *" in lines
+    assert any("a seed lacks a target" in line for line in lines)
+
+
+def test_expectations_say_what_came_of_them() -> None:
+    ours, erm = expectations_of(SPEC, records())
+    assert (ours.met, erm.met) == (True, False)
+    assert "70.0% here (2 seeds)" in ours.found
+    assert "50.0% here (2 seeds)" in erm.found
+    assert [one.met for one in expectations_of(SPEC, records()[:4])] == [None, False]
+
+
+def test_the_readme_has_command_table_expectations_and_what_is_missing(tmp_path: Path) -> None:
+    write_readme(SPEC, records(), tmp_path / "new", "vicinal reproduce made", ["missing data: a|b"])
+    lines = (tmp_path / "new" / "README.md").read_text().splitlines()
+    assert lines[0] == "# Made \\| up"
+    assert "vicinal reproduce made" in lines
+    assert "| ERM | 50.0 ± 0.5 | 50.0 ± 7.1 (2) | 0.0 |" in lines
+    assert "| Ours |  | **70.0 ± 7.1 (2)** |  |" in lines
+    assert any(line.startswith("- met: Digits: Ours above ERM. 70.0% here") for line in lines)
+    assert any(
+        line.startswith("- missed: Digits: ERM at least 60.0, give or take 1. 50.0%") for line in lines
+    )
+    assert "- missing data: a\\|b" in lines
+    assert not any("quick" in line for line in lines)
+
+
+def test_a_quick_run_says_that_it_means_nothing(tmp_path: Path) -> None:
+    write_readme(SPEC, records(quick=True), tmp_path, "vicinal reproduce made --quick")
+    assert "its figures mean nothing" in (tmp_path / "README.md").read_text()
