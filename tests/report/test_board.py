@@ -32,6 +32,19 @@ def test_a_value_is_the_mean_over_targets_and_then_over_seeds(
     assert (cell.paper.value, cell.paper_by_target["90"].value) == (84.0, 85.5)
 
 
+def test_a_joint_stream_is_taken_apart_into_its_domains(make: MakeRecord) -> None:
+    shares = [{"30": 0.9, "45": 0.5}, {"30": 0.7, "45": 0.5}]
+    records = [
+        make(target="30+45", stream="mixed", seed=seed, protocol={"accuracy_by_domain": by_domain})
+        for seed, by_domain in enumerate(shares)
+    ]
+    [column] = make_board(None, records).columns
+    [cell] = column.cells.values()
+    assert (column.targets, column.parts) == (("30+45",), ("30", "45"))
+    assert cell.by_target["30"].mean == pytest.approx(80.0)
+    assert cell.summary.mean == pytest.approx(50.0), "the stream's own, not the mean of its domains"
+
+
 def test_rows_and_columns_are_the_specs(digits_spec: Spec, digits_records: list[Record]) -> None:
     board = make_board(digits_spec, digits_records[::-1])
     assert [column.name for column in board.columns] == ["Batches of 20", "Batches of 4"]

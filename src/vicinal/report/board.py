@@ -1,7 +1,7 @@
 """Records to the cells of a page: who was measured where, over which seeds, beside what the paper prints."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vicinal.benchmarks.metric import METRICS, Metric
@@ -58,6 +58,13 @@ class Column:
     def complete(self) -> dict[str, Cell]:
         """Return the cells with a seed that was measured on every target."""
         return {row: cell for row, cell in self.cells.items() if cell.values}
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Return what the mean is taken apart into: its targets, or the domains of their joint stream."""
+        measured = dict.fromkeys(name for cell in self.cells.values() for name in cell.by_target)
+        domains = tuple(name for name in measured if name not in self.targets)
+        return domains if domains and len(self.targets) == 1 else self.targets
 
     @property
     def records(self) -> list[Record]:
@@ -158,17 +165,29 @@ def _cell(
 ) -> Cell:
     runs = [(seed_of(record), record.target, metric.value(record)) for record in records]
     whole = {seed for seed, *_ in runs if {t for s, t, _ in runs if s == seed} == set(targets)}
-    of_target = {t: [run for run in runs if run[1] == t] for t in targets}
+    parts = [*runs, *_domain_runs(records, metric)]
+    of_target = {t: [run for run in parts if run[1] == t] for t in dict.fromkeys(run[1] for run in parts)}
     return Cell(
         row,
         column,
         tuple(records),
         per_seed(run for run in runs if run[0] in whole),
         len({seed for seed, *_ in runs} - whole),
-        {t: summary(list(per_seed(members).values())) for t, members in of_target.items() if members},
+        {t: summary(list(per_seed(members).values())) for t, members in of_target.items()},
         next((figure for figure in figures if figure.target is None), None),
         {figure.target: figure for figure in figures if figure.target is not None},
     )
+
+
+def _domain_runs(records: Sequence[Record], metric: Metric) -> list[tuple[int, str, float]]:
+    """Return the runs of joint streams domain by domain, for metrics that are of accuracy alone."""
+    if metric not in (METRICS["accuracy"], METRICS["error"]):
+        return []
+    return [
+        (seed_of(record), domain, metric.value(replace(record, accuracy=share)))
+        for record in records
+        for domain, share in record.protocol.get("accuracy_by_domain", {}).items()
+    ]
 
 
 def _compared(cells: Mapping[str, Cell], reference: str | None) -> dict[str, Cell]:

@@ -75,7 +75,7 @@ def table_of(column: Column, board: Board, cited: frozenset[str]) -> Table:
             is_reference=row == column.reference,
             is_ours=row in board.ours,
             cell=printed_cell(cell, column, best),
-            targets=[_target_cell(cell, column, target) for target in column.targets],
+            targets=[_target_cell(cell, column, target) for target in column.parts],
             measures=_measures(cell) if cell.values else [],
         )
         for row, cell in ((row, column.cells[row]) for row in order)
@@ -84,7 +84,7 @@ def table_of(column: Column, board: Board, cited: frozenset[str]) -> Table:
         column.name,
         heading(column.metric),
         column.reference or "",
-        list(column.targets),
+        list(column.parts),
         lines,
         has_paper=any(line.cell.paper for line in lines),
         has_paper_gain=any(line.cell.paper_to_reference for line in lines),
