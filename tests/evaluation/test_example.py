@@ -1,6 +1,7 @@
 import base64
 import io
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from vicinal.errors import DataError
 from vicinal.evaluation.example import (
     FILE,
     Example,
+    add_examples,
     changed_positions,
     examples_from,
     load_examples,
@@ -97,3 +99,17 @@ def test_examples_are_images_of_the_stream_with_what_was_said_of_them() -> None:
     assert int(broken.image[0, 0, 0]) == 3
     assert (broken.truth, broken.before, broken.after) == ("cat", "cat", "dog")
     assert broken.broken
+
+
+def test_added_examples_replace_their_own_kind_alone(tmp_path: Path) -> None:
+    add_examples(tmp_path / "new", [example(truth="a", setting="one"), example(truth="b", setting="one")])
+    add_examples(tmp_path / "new", [example(truth="c", setting="two")])
+    add_examples(tmp_path / "new", [example(truth="d", setting="one")])
+    found = [(e.setting, e.truth) for e in load_examples(tmp_path / "new")]
+    assert found == [("two", "c"), ("one", "d")]
+
+
+def test_examples_added_at_once_all_arrive(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: add_examples(tmp_path, [example(setting=str(n))]), range(24)))
+    assert {e.setting for e in load_examples(tmp_path)} == {str(n) for n in range(24)}

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from PIL import Image
 from torch import Tensor
 
@@ -114,6 +115,18 @@ def save_examples(folder: Path, examples: Sequence[Example]) -> None:
         unfinished.replace(folder / FILE)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def add_examples(folder: Path, examples: Sequence[Example]) -> None:
+    """Put examples among those of a folder, in place of earlier ones of their method, setting and target.
+
+    Several runs may do so at once.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f".{FILE}.lock"):
+        new = {(e.method, e.setting, e.target) for e in examples}
+        kept = [e for e in load_examples(folder) if (e.method, e.setting, e.target) not in new]
+        save_examples(folder, [*kept, *examples])
 
 
 def load_examples(folder: Path) -> list[Example]:
