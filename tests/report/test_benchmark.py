@@ -147,6 +147,7 @@ def test_single_seeds_are_marked(folder: Path) -> None:
 
 def test_expectations_are_told(folder: Path) -> None:
     text = " ".join(page_of(folder).text.split())
+    assert "vicinal reproduce digits_two.toml" in text, "it is not among those that are shipped"
     assert "Expectations: 2 of 4 met" in text
     for line in (
         "✓ metBatches of 20: This paper at least 85.0",

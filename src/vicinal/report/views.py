@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from vicinal.benchmarks.metric import METRICS
-from vicinal.benchmarks.spec import Spec
+from vicinal.benchmarks.spec import SUFFIX, Spec, spec_names
 from vicinal.report import series
 from vicinal.report.board import Board, Cell, Column
 from vicinal.report.expectations import Outcome
@@ -236,7 +236,9 @@ def facts_of(spec: Spec | None, board: Board) -> list[tuple[str, str]]:
     counts = sorted({cell.seeds for column in board.columns for cell in column.complete.values()})
     several = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else "".join(map(str, counts))
     facts = [("in the paper", spec.paper)] if spec is not None and spec.paper else []
-    facts += [("command", f"vicinal reproduce {spec.name}")] if spec is not None else []
+    if spec is not None:
+        own = "" if spec.name in spec_names() else SUFFIX  # a table of one's own is called by its file
+        facts.append(("command", f"vicinal reproduce {spec.name}{own}"))
     facts += [("data", values("dataset")), ("backbone", values("backbone"))]
     facts += [("batch size", values("batch_size")), ("stream", values("stream").replace("_", " "))]
     return [*facts, ("seeds", several), ("runs", str(len(records)))]
