@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.benchmarks.jobs import MODEL, ChooseJob, MeasureJob, Place, TrainJob
+from vicinal.benchmarks.jobs import MODEL, ChooseJob, MeasureJob, Place, TrainJob, WeightsJob
 from vicinal.benchmarks.plan import plan
 from vicinal.benchmarks.schedule import Failure, Job, Shift, Task, make_tasks
 from vicinal.benchmarks.spec import Row, Setting, Spec
@@ -81,6 +81,7 @@ def test_everything_is_done_once_and_after_what_it_needs(tmp_path: Path, workers
 
 
 def _model(job: Job) -> str:
+    assert not isinstance(job, WeightsJob)
     return job.run.model if isinstance(job, MeasureJob) else job.run.key
 
 
@@ -152,3 +153,22 @@ def test_a_run_that_stands_in_two_cells_is_one_task(tmp_path: Path) -> None:
     twice = replace(SPEC, settings=(*SPEC.settings, again), seeds=1)
     assert len(plan(twice).measures) == 8
     assert len([task for task in tasks_of(tmp_path, twice) if isinstance(task.job, MeasureJob)]) == 4
+
+
+def test_weights_that_are_not_to_be_had_are_asked_for_once(tmp_path: Path) -> None:
+    columns = tuple(
+        Setting(name, "digits", backbone=name, weights="timm", size=32) for name in ("resnet18", "resnet34")
+    )
+    crew = Pretenders(2, lambda job: "no net" if job == WeightsJob("resnet18", "timm") else "")
+    failures, counts = run(crew, tasks_of(tmp_path, replace(SPEC, settings=(*columns, *SPEC.settings))))
+    assert [(failure.what, failure.why, failure.measurements) for failure in failures] == [
+        ("weights of resnet18", "no net", 8)
+    ]
+    jobs = [job for _, job in crew.given]
+    assert [job for job in jobs if isinstance(job, WeightsJob)] == [
+        WeightsJob("resnet18", "timm"),
+        WeightsJob("resnet34", "timm"),
+    ]
+    trained = [job.run.request.backbone for job in jobs if isinstance(job, TrainJob)]
+    assert sorted(map(str, trained)) == ["None", "None", "resnet34", "resnet34"]
+    assert ("measurements", 24, 24) in counts

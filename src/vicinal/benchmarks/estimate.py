@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vicinal.adapters.contract import METHODS
-from vicinal.benchmarks.jobs import MeasureJob, Place, TrainJob
+from vicinal.benchmarks.jobs import MeasureJob, Place, TrainJob, WeightsJob
 from vicinal.benchmarks.plan import SCALES, MeasureRun, Plan, TrainRun
 from vicinal.benchmarks.prepare import Settled, settle
 from vicinal.benchmarks.schedule import make_tasks
@@ -94,6 +94,8 @@ def estimate(
     counts = {"trainings": 0, "left_out": 0, "step_sizes": 0, "measurements": 0}
     for task in make_tasks(plan, place, done):
         job = task.job
+        if isinstance(job, WeightsJob):
+            continue
         cost = Cost(job.training if isinstance(job, MeasureJob) else job.run, device)
         if isinstance(job, TrainJob):
             times.append(cost.training)

@@ -16,12 +16,13 @@ from filelock import FileLock
 
 from vicinal.benchmarks.compare import compare
 from vicinal.benchmarks.plan import FIXED, OUT_OF_FOLD, SCALES, MeasureRun, TrainRun
-from vicinal.benchmarks.prepare import Prepared, prepare_training
+from vicinal.benchmarks.prepare import Prepared, prepare_training, settle
 from vicinal.benchmarks.store import Store
 from vicinal.benchmarks.workers import Desk
 from vicinal.checkpoint import Trained, load
 from vicinal.data.domains import Roles
 from vicinal.evaluation.record import Record
+from vicinal.models.backbones import build_classifier, preprocessing_for
 from vicinal.training.choose import choose_step_size
 from vicinal.training.progress import Relay, Silent, StopRequest
 from vicinal.training.train import Run, all_left_out_streams, train
@@ -42,12 +43,32 @@ class Place:
 
 
 @dataclass(frozen=True)
+class WeightsJob:
+    """See that pretrained weights are there: one job waits for their download, or finds them missing."""
+
+    backbone: str
+    weights: str
+
+    def __call__(self, desk: Desk) -> None:
+        """Load them, which downloads them where they come from elsewhere."""
+        desk.say(f"weights of {self.backbone}", 0, 1)
+        preprocessing = preprocessing_for(self.backbone)
+        build_classifier(self.backbone, 2, weights=self.weights, preprocessing=preprocessing)
+
+
+@dataclass(frozen=True)
 class TrainJob:
     """Train a source model."""
 
     run: TrainRun
     place: Place
     saves_itself = True  # when it is asked to stop
+
+    @property
+    def weights(self) -> WeightsJob | None:
+        """The pretrained weights that it waits for."""
+        settled = settle(self.run.request)
+        return None if settled.weights == "none" else WeightsJob(settled.backbone, settled.weights)
 
     @property
     def done(self) -> bool:
@@ -129,7 +150,9 @@ class MeasureJob:
 
     def __call__(self, desk: Desk) -> None:
         """Append a record for every target that has none; a joint stream has one for all."""
-        run, store = self.run, Store(self.place.out)
+        run = self.run
+        # Kept, since it reads no line twice.
+        store: Store = desk.keep("store", str(self.place.out), lambda: Store(self.place.out))
         done = store.done()
         missing = [target for target in run.results if (run.key, target) not in done]
         ready = _prepared(self.training, self.place, desk)

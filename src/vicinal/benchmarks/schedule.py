@@ -6,14 +6,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from vicinal.benchmarks.jobs import ChooseJob, MeasureJob, Place, TrainJob
+from vicinal.benchmarks.jobs import ChooseJob, MeasureJob, Place, TrainJob, WeightsJob
 from vicinal.benchmarks.plan import MeasureRun, Plan, TrainRun
 from vicinal.benchmarks.workers import Crew
 
 # The dearest first, so that no process is left alone with one at the end.
 DEAREST = ("cotta", "memo", "ttt_pp", "ttt", "tast", "vnl")
-KINDS = ("trainings", "step sizes", "measurements")
-Job = TrainJob | ChooseJob | MeasureJob
+KINDS = ("weights", "trainings", "step sizes", "measurements")
+Job = WeightsJob | TrainJob | ChooseJob | MeasureJob
 Listen = Callable[[str, str, int, int], None]  # whose progress, what it is at, done, total
 
 
@@ -102,7 +102,7 @@ class Shift:
 
 def kind_of(task: Task) -> str:
     """Return what a task is counted as."""
-    return KINDS[(TrainJob, ChooseJob, MeasureJob).index(type(task.job))]
+    return KINDS[(WeightsJob, TrainJob, ChooseJob, MeasureJob).index(type(task.job))]
 
 
 def _all_waiting(task: Task) -> list[Task]:
@@ -129,7 +129,10 @@ def make_tasks(plan: Plan, place: Place, done: Collection[tuple[str, str]]) -> l
             chain.append(task(job.choice, name, run.model, 2))
         train_job = TrainJob(training, place)
         if not train_job.done:
-            chain.append(task(train_job, _words(training), run.model, 3))
+            chain.append(task(train_job, _words(training), run.model, 4))
+            if train_job.weights is not None:
+                name = f"weights of {train_job.weights.backbone}"
+                chain.append(task(train_job.weights, name, "", 3))
         for after, before in pairwise(chain):
             if after not in before.waiting:
                 before.waiting.append(after)
@@ -138,6 +141,8 @@ def make_tasks(plan: Plan, place: Place, done: Collection[tuple[str, str]]) -> l
 
 def job_key(job: Job) -> tuple[str, ...]:
     """Return what makes two jobs one."""
+    if isinstance(job, WeightsJob):
+        return ("weights", job.backbone, job.weights)
     extra = (job.method, job.kind) if isinstance(job, ChooseJob) else ()
     return (type(job).__name__, job.run.key, *extra)
 

@@ -164,6 +164,8 @@ def _serve(pipe: Connection, work: Work, device: str, threads: int) -> None:
     # Small nets are bound by overhead: on CPUs one core each, side by side, and the same sums whatever the
     # number of workers. A GPU leaves the CPU to what feeds it.
     torch.set_num_threads(1 if device == "cpu" else threads)
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)  # kernels of our own start on the current device
     jobs: SimpleQueue[Any] = SimpleQueue()
     desk = Desk(device, StopRequest(), pipe.send)
     threading.Thread(target=_listen, args=(pipe, jobs, desk.stop), daemon=True).start()
