@@ -47,13 +47,21 @@ def ended(pid: int, seconds: float) -> int | None:
     return None
 
 
+def standing(out: Path) -> tuple[int, int, int]:
+    """Return how far a killed run had come: files of trainings, models, lines of records."""
+    states = list(out.glob("models/*/**/state-*"))
+    models = list(out.glob("models/*/model.safetensors"))
+    records = out / "records.jsonl"
+    return len(states), len(models), records.read_bytes().count(b"\n") if records.exists() else 0
+
+
 def main() -> None:
     job = json.load(sys.stdin)
     root, rng = Path(job["folders"]), random.Random(job["seed"])
     started = time.monotonic()
     codes = [ended(begin(job, root / "whole", 1), 600)]
     whole = time.monotonic() - started
-    kills, folder = 0, 0
+    kills, folder, found = 0, 0, []
     while kills < job["kills"]:
         pid = begin(job, root / f"killed-{folder}", 2)
         code = ended(pid, rng.uniform(0, job["share"] * whole))
@@ -61,11 +69,13 @@ def main() -> None:
             os.killpg(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             kills += 1
+            found.append(standing(root / f"killed-{folder}"))
         else:  # done before the blow: the next ones fall on a benchmark of their own
             codes.append(code)
             folder += 1
     codes.append(ended(begin(job, root / f"killed-{folder}", 2), 600))
-    print(json.dumps({"codes": codes, "kills": kills, "folders": folder + 1, "seconds": whole}))
+    outcome = {"codes": codes, "kills": kills, "folders": folder + 1, "found": found, "seconds": whole}
+    print(json.dumps(outcome))
 
 
 if __name__ == "__main__":

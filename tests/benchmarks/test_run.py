@@ -18,6 +18,7 @@ from vicinal.benchmarks.run import devices_for, missing_data, records_of, withou
 from vicinal.benchmarks.spec import Row, Setting, Spec, load_spec
 from vicinal.benchmarks.store import Store
 from vicinal.checkpoint import read_tensors
+from vicinal.evaluation.example import Example, load_examples
 
 HERE = Path(__file__).parent
 TINY = HERE / "tiny.toml"
@@ -117,6 +118,9 @@ def test_no_kill_loses_doubles_or_changes_a_record(killed: tuple[Path, dict[str,
     folder, outcome = killed
     assert outcome["kills"] == 20
     assert set(outcome["codes"]) == {0}
+    # The blows fell while models were trained, and while they were measured.
+    assert any(states and not models for states, models, _ in outcome["found"])
+    assert any(models and 0 < records < 13 for _, models, records in outcome["found"])
     wanted = plan(load_spec(TINY), seeds=1)
     whole = lines(folder / "whole")
     results = sorted((run.key, target) for run in wanted.measures for target in run.results)
@@ -165,6 +169,21 @@ def test_a_benchmark_leaves_what_its_plan_says(killed: tuple[Path, dict[str, Any
     joint = by_row["ERM baseline", "digits, mixed"]
     assert joint.target == "0+90"
     assert set(joint.protocol["accuracy_by_domain"]) == {"0", "90"}
+
+
+@pytest.mark.slow
+def test_images_that_our_method_changed_are_kept_for_the_page(killed: tuple[Path, dict[str, Any]]) -> None:
+    folder, outcome = killed
+    whole = load_examples(folder / "whole")
+    assert {(one.method, one.setting) for one in whole} == {("This paper", "digits")}
+    assert {one.target for one in whole} == {"0", "90"}
+    assert all(one.fixed != one.broken for one in whole)
+
+    def plain(one: Example) -> tuple[object, ...]:
+        return one.image.tolist(), one.truth, one.before, one.after, one.after_confidence, one.target
+
+    for other in (folder / f"killed-{number}" for number in range(outcome["folders"])):
+        assert sorted(map(plain, load_examples(other)), key=str) == sorted(map(plain, whole), key=str)
 
 
 @pytest.mark.slow

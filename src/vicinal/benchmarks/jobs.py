@@ -14,13 +14,16 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from vicinal.benchmarks.compare import compare
+from vicinal.adapters.contract import adapt
+from vicinal.benchmarks.compare import Result, compare
 from vicinal.benchmarks.plan import FIXED, OUT_OF_FOLD, SCALES, MeasureRun, TrainRun
 from vicinal.benchmarks.prepare import Prepared, prepare_training, settle
 from vicinal.benchmarks.store import Store
 from vicinal.benchmarks.workers import Desk
 from vicinal.checkpoint import Trained, load
 from vicinal.data.domains import Roles
+from vicinal.evaluation.example import Example, add_examples, examples_from
+from vicinal.evaluation.online import run_online
 from vicinal.evaluation.record import Record
 from vicinal.models.backbones import build_classifier, preprocessing_for
 from vicinal.training.choose import choose_step_size
@@ -162,6 +165,8 @@ class MeasureJob:
         dataset = Path(self.training.request.data).name
         results = compare(trained, roles, [run.entry], run.stream, run.seed, dataset=dataset)
         for count, result in enumerate(results, start=1):
+            if run.ours and run.seed == 0:  # before the record: once that is there nobody comes back for them
+                add_examples(self.place.out, _examples(result, run, trained, roles))
             store.append(labelled(result.record, run, trained))
             desk.say(f"{run.entry.method}", count, len(missing))
 
@@ -188,6 +193,17 @@ def _with_choice(trained: Trained, choice: ChooseJob | None) -> Trained:
 def _only(roles: Roles, names: Iterable[str]) -> Roles:
     by_name = {target.name: target for target in roles.targets}
     return replace(roles, targets=tuple(by_name[name] for name in names))
+
+
+def _examples(result: Result, run: MeasureRun, trained: Trained, roles: Roles) -> list[Example]:
+    """Return images that the method fixed and broke, against the same model as it was trained."""
+    target = result.record.target
+    names = run.targets if run.stream.joint else (target,)
+    answers = torch.cat([roles.answers[name] for name in names])
+    before = run_online(adapt(trained, "erm", seed=run.seed), result.stream).probabilities
+    after = result.outcome.probabilities
+    found = examples_from(result.stream, answers, before, after, trained.classes, target)
+    return [replace(example, method=run.row, setting=run.setting) for example in found]
 
 
 def labelled(record: Record, run: MeasureRun, trained: Trained) -> Record:

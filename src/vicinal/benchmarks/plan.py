@@ -68,6 +68,7 @@ class MeasureRun:
     targets: tuple[str, ...]
     seed: int
     quick: bool
+    ours: bool  # the paper's own method
     chooses: bool  # whether its step size is chosen on left-out domains
     about: About = field(repr=False)
 
@@ -291,6 +292,7 @@ def _measure(
         targets=group,
         seed=trained.seed,
         quick=quick,
+        ours=row.ours,
         chooses=chooses,
         about=about,
     )
