@@ -16,7 +16,7 @@ from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.checkpoint import Trained
 from vicinal.errors import ConfigError
 from vicinal.functional.losses import entropies
-from vicinal.functional.normalization import Moments, mix
+from vicinal.functional.normalization import Moments, mix, moments_of
 from vicinal.functional.peers_entropy import balance_weights
 
 
@@ -236,6 +236,5 @@ class Renormalization(nn.Module):
 
 def _averages_of(layer: _BatchNorm, x: Tensor) -> Averages:
     """Return mean and standard deviation of every channel, cut off from the graph."""
-    places = [dim for dim in range(x.ndim) if dim != 1]
-    variance, mean = torch.var_mean(x.detach(), dim=places, correction=0)
-    return Averages(mean, (variance + layer.eps).sqrt())
+    mean, variance = moments_of(x)
+    return Averages(mean.to(x.dtype), (variance + layer.eps).sqrt().to(x.dtype))

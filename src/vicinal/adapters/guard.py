@@ -159,30 +159,32 @@ class Guarded(nn.Module):
         if differs or self._source_fails(p, opinion):
             opinion = self.reference.consensus(x, opinion)
             found = compared(p, opinion.p.float(), config.power)
-        found = watch.gather(found)
+        alone, found = found, watch.gather(found)
         ill = illness(found, config, self.adapter.own_scale) or self._excessive_update()
         watch.looked = watch.step
         if ill is not None:
             return self._alarm(ill, opinion)
-        return self._unalarmed(found, opinion)
+        doubtful = min(alone.agreement, found.agreement) < config.limits(alone).doubt
+        return self._unalarmed(found, opinion, doubtful)
 
     def _source_fails(self, p: Tensor, opinion: Opinion) -> bool:
         """Say whether the source tells nothing apart, and the adapter is not the source itself."""
         told, farthest = torch.stack([information(opinion.p.float()), (p - opinion.p).abs().amax()]).tolist()
         return bool(told < self.config.told and farthest > self.config.same)
 
-    def _unalarmed(self, found: Comparison, opinion: Opinion) -> Opinion | None:
+    def _unalarmed(self, found: Comparison, opinion: Opinion, doubtful: bool) -> Opinion | None:
         """Return the source's opinion while there is doubt; else note that all is well."""
         config, watch = self.config, self.watch
         on_probation = watch.watching > 0 and watch.strikes > 1
-        enough = found.images >= config.evidence
+        unsure = not watch.judged or config.differs(found, self.adapter.own_scale)
+        enough = found.images >= (config.pool if unsure else config.evidence)
         watch.evidence = None if enough else tuple(found)
-        if not enough or found.agreement < config.limits(found).doubt:
+        if not enough or doubtful:
             watch.wait = 0
-            return opinion if enough or on_probation else None
+            return opinion if (doubtful and len(opinion.p) >= config.handful) or on_probation else None
+        watch.judged = True
         self._healthy()
-        share, (images, classes) = float(top_share(opinion.p)), opinion.p.shape
-        if Signs(0.0, 0.0, share, images, classes).one_sided(config):
+        if config.is_one_sided(float(top_share(opinion.p)), *opinion.p.shape):
             watch.wait = min(watch.wait, watch.may_pass_over(config))
         return opinion if on_probation else None
 
@@ -224,7 +226,7 @@ class Guarded(nn.Module):
         if watch.strikes > 2 and self.snapshots:
             self.snapshots.pop()  # it has been gone back to and did not help
         action = self._go_back() if watch.strikes > 1 or ill.grave else "a warning"
-        watch.evidence, watch.wait, watch.watching = None, 0, config.recover
+        watch.evidence, watch.wait, watch.watching, watch.judged = None, 0, config.recover, True
         watch.snapped = watch.alarmed = watch.looked = watch.step
         if watch.strikes >= config.patience:
             watch.resting = watch.rest

@@ -1,5 +1,6 @@
 """What a guard watches for: its limits, what it remembers of a stream, and what it makes of both."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,9 +21,10 @@ class Limits:
 class GuardConfig:
     """When a guard looks, what alarms it and what it does then.
 
-    A batch is one-sided where more than half of it is one class, to the adapter or to the source. Collapse
+    Images are one-sided where one class has far more than its part, to the adapter or to the source. Collapse
     makes batches one-sided, and so do streams sorted by class, on which most methods fail: there the adapter
-    is held to the source closely. On all other batches it may correct the source as far as it can.
+    is held to the source closely. On all other batches it may correct the source as far as it can; where it
+    does, several of them are judged together, which shows a side more surely.
 
     All limits were chosen on source domains alone: digits and Rotated Fashion-MNIST, models trained without
     two of the five source domains, on those two. On healthy streams there (soft, tent, bn, hard, t3a; batch
@@ -36,6 +38,7 @@ class GuardConfig:
 
     one_sided: Limits = Limits(agreement=0.8, doubt=0.9, excess_entropy=0.15)
     varied: Limits = Limits(agreement=0.4, doubt=0.5, excess_entropy=0.25)
+    pooled: Limits = Limits(agreement=0.4, doubt=0.5, excess_entropy=0.17)  # the same, from `pool` images on
     lost_diversity: float = 0.25  # most that the mean prediction's entropy may be below the source's
     update: float = 0.25  # most that a batch may move the weights, relative to their length
     power: float = 4.0  # of the source's confidence in the weights of the agreement
@@ -47,14 +50,17 @@ class GuardConfig:
     same: float = 1e-4  # probabilities this close to the source's are the source's
     margin: float = 0.05  # mean entropies of the two opinions this close, in units of log C, count as equal
     evidence: int = 16  # images that a judgement needs: smaller batches are judged together
+    pool: int = 60  # images that are judged together at first, and where the adapter differs from the source
     first_interval: int = 2  # batches until the second look; doubled after every healthy one
     interval: int = 32  # batches between two looks at most
-    forward_only: int = 8  # times longer intervals for methods that take no gradients and cost little
+    forward_only: int = 2  # times longer intervals for methods that take no gradients and cost little
     # A mean entropy this far above what it was at the last looks, or an entropy of the mean prediction, its
     # diversity, this far below, in units of log C, calls for a look.
     change: float = 0.1
-    share: float = 0.5  # a class with more of the batch than this, and its fair part of the rest, does too
-    used_to: int = 16  # healthy looks at one-sided batches, after which one more of them goes unlooked at
+    # A class with more of N images than this, its fair part of the rest and chance / sqrt(N) does too.
+    share: float = 0.34
+    chance: float = 0.7
+    used_to: int = 48  # healthy looks at one-sided batches, after which one more of them goes unlooked at
     snapshots: int = 3  # states that are kept, besides the source
     handful: int = 8  # images of which one class always has a large share: never called one-sided
     spacing: int = 4  # batches between two snapshots at least
@@ -81,7 +87,7 @@ class GuardConfig:
             raise ConfigError("a guard counts batches and images from 1 on, and keeps 0 snapshots or more")
         if self.interval < self.first_interval or self.longest_rest < self.rest:
             raise ConfigError("a guard's longest interval and rest cannot be shorter than its first")
-        limits = (self.one_sided, self.varied)
+        limits = (self.one_sided, self.varied, self.pooled)
         if (
             not all(0 <= each.agreement <= each.doubt <= 1 for each in limits)
             or not 0 < self.smallest_step <= 1
@@ -90,11 +96,21 @@ class GuardConfig:
                 "a guard needs 0 <= agreement <= doubt <= 1 and a smallest_step above 0 and up to 1"
             )
 
+    def is_one_sided(self, share: float, images: int, classes: int) -> bool:
+        """Whether one class has far more of the images than its part; a handful cannot tell."""
+        limit = self.share + (1 - self.share) / classes + self.chance / math.sqrt(images)
+        return images >= self.handful and share > limit
+
     def limits(self, found: Comparison) -> Limits:
         """Return the limits that a comparison is held to."""
-        fair = (1 - self.share) / len(found.votes)
-        handful = found.images < self.handful
-        return self.varied if handful or found.share <= self.share + fair else self.one_sided
+        if self.is_one_sided(found.share, found.images, len(found.votes)):
+            return self.one_sided
+        return self.varied if found.images < self.pool else self.pooled
+
+    def differs(self, found: Comparison, own_scale: bool) -> bool:
+        """Whether an adapter and the source differ so much that one batch of them is not enough to judge."""
+        uncertain = not own_scale and found.excess_entropy > self.one_sided.excess_entropy
+        return found.agreement < self.one_sided.agreement or uncertain
 
 
 class Event(NamedTuple):
@@ -119,11 +135,6 @@ class Signs(NamedTuple):
     share: float  # of the most common class
     images: int
     classes: int
-
-    def one_sided(self, config: "GuardConfig") -> bool:
-        """Whether one class has far more than its part; a handful of images cannot tell."""
-        fair = (1 - config.share) / self.classes
-        return self.images >= config.handful and self.share > config.share + fair
 
 
 class Illness(NamedTuple):
@@ -152,6 +163,7 @@ class Watch:
     one_sided: int = 0  # healthy looks at one-sided batches
     passed_over: int = 0  # one-sided batches since the last look
     drift: float = 0.0  # of the weights at the last look
+    judged: bool = False  # whether there has been a verdict
     looked: int = 0  # steps of the last look, snapshot and alarm
     snapped: int = 0
     alarmed: int = 0
@@ -159,7 +171,7 @@ class Watch:
 
     def due(self, signs: Signs, config: GuardConfig) -> bool:
         """Say whether to ask the source about this batch: it is time, or the batch is out of the ordinary."""
-        one_sided = signs.one_sided(config)
+        one_sided = config.is_one_sided(signs.share, signs.images, signs.classes)
         self.passed_over += one_sided
         due = (
             self.wait <= 0

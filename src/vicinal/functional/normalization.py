@@ -18,8 +18,11 @@ class Moments(NamedTuple):
 
 def moments_of(x: Tensor) -> Moments:
     """Return the moments of every channel of x (N, C, ...) over samples and places."""
-    places = [dim for dim in range(x.ndim) if dim != 1]
-    variance, mean = torch.var_mean(x.detach().float(), dim=places, correction=0)
+    x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+    if x.device.type in ("cpu", "cuda"):
+        # What batch normalization itself computes, three times faster than `var_mean` on a CPU.
+        return Moments(*torch.batch_norm_update_stats(x, None, None, 0.0))
+    variance, mean = torch.var_mean(x, dim=[dim for dim in range(x.ndim) if dim != 1], correction=0)
     return Moments(mean, variance)
 
 
