@@ -431,8 +431,8 @@ def found_in(
 
 def test_each_limit_is_the_one_that_alarms() -> None:
     config, one_sided = GuardConfig(), (1.0, 0.0, 0.0, 0.0)
-    assert illness(found_in(0.81, votes=one_sided), config) is None
-    assert illness(found_in(0.79, votes=one_sided), config)[:3] == ("agreement", 0.79, 0.8)
+    assert illness(found_in(0.91, votes=one_sided), config) is None
+    assert illness(found_in(0.89, votes=one_sided), config)[:3] == ("agreement", 0.89, 0.9)
     assert illness(found_in(0.41), config) is None
     assert illness(found_in(0.39), config)[:3] == ("agreement", 0.39, 0.4)
     assert illness(found_in(excess=0.16, votes=one_sided), config).signal == "excess_entropy"

@@ -36,7 +36,7 @@ class GuardConfig:
     streams, also after a change of brightness, below 0.27 on batches of one class and below 0.18 on noise.
     """
 
-    one_sided: Limits = Limits(agreement=0.8, doubt=0.9, excess_entropy=0.15)
+    one_sided: Limits = Limits(agreement=0.9, doubt=0.97, excess_entropy=0.15)
     varied: Limits = Limits(agreement=0.4, doubt=0.5, excess_entropy=0.25)
     pooled: Limits = Limits(agreement=0.4, doubt=0.5, excess_entropy=0.17)  # the same, from `pool` images on
     lost_diversity: float = 0.25  # most that the mean prediction's entropy may be below the source's
