@@ -23,6 +23,7 @@ from vicinal.evaluation.example import Example, load_examples
 HERE = Path(__file__).parent
 TINY = HERE / "tiny.toml"
 ROWS = (Row("ERM", "erm"), Row("Soft", "soft"))
+TRAINING = "iterations = 40, save_every = 3"
 TIMES = ("seconds", "images_per_second", "training_seconds")
 
 
@@ -70,8 +71,10 @@ def test_the_index_grows_and_models_stay_out_of_version_control(tmp_path: Path) 
 
 def killed_runs(folder: Path, **job: Any) -> dict[str, Any]:
     """Run a benchmark in `folder`/whole, then in `folder`/killed-* with kills; return how that went."""
+    # Trained long enough that blows fall in the middle of a training too.
+    (folder / "tiny.toml").write_text(TINY.read_text().replace("iterations = 6, save_every = 2", TRAINING))
     asked = {
-        "spec": str(TINY),
+        "spec": str(folder / "tiny.toml"),
         "only": [],
         "seeds": 1,
         "folders": str(folder),
@@ -121,7 +124,7 @@ def test_no_kill_loses_doubles_or_changes_a_record(killed: tuple[Path, dict[str,
     # The blows fell while models were trained, and while they were measured.
     assert any(states and not models for states, models, _ in outcome["found"])
     assert any(models and 0 < records < 13 for _, models, records in outcome["found"])
-    wanted = plan(load_spec(TINY), seeds=1)
+    wanted = plan(load_spec(folder / "tiny.toml"), seeds=1)
     whole = lines(folder / "whole")
     results = sorted((run.key, target) for run in wanted.measures for target in run.results)
     assert [(one["protocol"]["benchmark"]["key"], one["target"]) for one in whole] == results
@@ -145,7 +148,7 @@ def test_no_kill_loses_doubles_or_changes_a_record(killed: tuple[Path, dict[str,
 @pytest.mark.slow
 def test_a_benchmark_leaves_what_its_plan_says(killed: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = killed
-    whole = plan(load_spec(TINY), seeds=1)
+    whole = plan(load_spec(folder / "tiny.toml"), seeds=1)
     records = records_of(whole, Store(folder / "whole"))
     (model,) = {run.key for run in whole.trainings}
     cells = {(r.protocol["benchmark"]["setting"], r.protocol["benchmark"]["row"], r.target) for r in records}
@@ -189,7 +192,7 @@ def test_images_that_our_method_changed_are_kept_for_the_page(killed: tuple[Path
 @pytest.mark.slow
 def test_records_stand_in_every_cell_that_shares_their_run(killed: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = killed
-    tiny = load_spec(TINY)
+    tiny = load_spec(folder / "tiny.toml")
     store = Store(folder / "whole")
     renamed = replace(
         tiny,
