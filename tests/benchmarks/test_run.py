@@ -96,13 +96,6 @@ def killed_runs(folder: Path, **job: Any) -> dict[str, Any]:
     return outcome
 
 
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Return the folders of a benchmark run without and with twenty kills, and how that went."""
-    folder = tmp_path_factory.mktemp("kills")
-    return folder, killed_runs(folder, kills=20)
-
-
 def untimed(value: Any) -> Any:
     """Return a value without the fields that hold times, at any depth."""
     if isinstance(value, dict):
@@ -116,9 +109,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return sorted(read, key=lambda one: (one["protocol"]["benchmark"]["key"], one["target"]))
 
 
-@pytest.mark.slow
-def test_no_kill_loses_doubles_or_changes_a_record(killed: tuple[Path, dict[str, Any]]) -> None:
-    folder, outcome = killed
+def no_kill_loses_doubles_or_changes_a_record(folder: Path, outcome: dict[str, Any]) -> None:
     assert outcome["kills"] == 20
     assert set(outcome["codes"]) == {0}
     # The blows fell while models were trained, and while they were measured.
@@ -145,9 +136,7 @@ def test_no_kill_loses_doubles_or_changes_a_record(killed: tuple[Path, dict[str,
         assert left == []
 
 
-@pytest.mark.slow
-def test_a_benchmark_leaves_what_its_plan_says(killed: tuple[Path, dict[str, Any]]) -> None:
-    folder, _ = killed
+def a_benchmark_leaves_what_its_plan_says(folder: Path, outcome: dict[str, Any]) -> None:
     whole = plan(load_spec(folder / "tiny.toml"), seeds=1)
     records = records_of(whole, Store(folder / "whole"))
     (model,) = {run.key for run in whole.trainings}
@@ -174,9 +163,7 @@ def test_a_benchmark_leaves_what_its_plan_says(killed: tuple[Path, dict[str, Any
     assert set(joint.protocol["accuracy_by_domain"]) == {"0", "90"}
 
 
-@pytest.mark.slow
-def test_images_that_our_method_changed_are_kept_for_the_page(killed: tuple[Path, dict[str, Any]]) -> None:
-    folder, outcome = killed
+def images_that_our_method_changed_are_kept(folder: Path, outcome: dict[str, Any]) -> None:
     whole = load_examples(folder / "whole")
     assert {(one.method, one.setting) for one in whole} == {("This paper", "digits")}
     assert {one.target for one in whole} == {"0", "90"}
@@ -189,9 +176,7 @@ def test_images_that_our_method_changed_are_kept_for_the_page(killed: tuple[Path
         assert sorted(map(plain, load_examples(other)), key=str) == sorted(map(plain, whole), key=str)
 
 
-@pytest.mark.slow
-def test_records_stand_in_every_cell_that_shares_their_run(killed: tuple[Path, dict[str, Any]]) -> None:
-    folder, _ = killed
+def records_stand_in_every_cell_that_shares_their_run(folder: Path, outcome: dict[str, Any]) -> None:
     tiny = load_spec(folder / "tiny.toml")
     store = Store(folder / "whole")
     renamed = replace(
@@ -211,6 +196,19 @@ def test_records_stand_in_every_cell_that_shares_their_run(killed: tuple[Path, d
     found = records_of(plan(shared, seeds=1), store)
     assert accuracies("again") == accuracies("digits") != []
     assert {r.protocol["benchmark"]["spec"] for r in found} == {"other"}
+
+
+@pytest.mark.slow
+def test_twenty_kills_and_what_a_benchmark_leaves(tmp_path: Path) -> None:
+    """One test, since the runs that it looks at take most of a minute."""
+    outcome = killed_runs(tmp_path, kills=20)
+    for check in (
+        no_kill_loses_doubles_or_changes_a_record,
+        a_benchmark_leaves_what_its_plan_says,
+        images_that_our_method_changed_are_kept,
+        records_stand_in_every_cell_that_shares_their_run,
+    ):
+        check(tmp_path, outcome)
 
 
 def test_records_of_other_plans_are_left_out(tmp_path: Path) -> None:
