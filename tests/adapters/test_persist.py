@@ -17,6 +17,7 @@ from vicinal.adapters.contract import METHODS, adapt
 from vicinal.adapters.guard import GuardConfig, Guarded
 from vicinal.adapters.persist import load_adapter
 from vicinal.adapters.statistics import StatisticsConfig
+from vicinal.adapters.watch import Limits
 from vicinal.checkpoint import load, read_tensors, write_tensors
 from vicinal.data.augment import Augment
 from vicinal.data.augmix import AugMix
@@ -65,6 +66,17 @@ def test_a_stream_goes_on_bit_for_bit(
     other.reset()
     adapter.reset()
     assert torch.equal(other(images(6)), adapter(images(6)))
+
+
+def test_a_guard_comes_back_with_its_limits(make_source: Any, images: Any, tmp_path: Path) -> None:
+    config = GuardConfig(varied=Limits(agreement=0.3, doubt=0.6, excess_entropy=0.2), pool=30)
+    guarded = Guarded(adapt(make_source(), "soft"), config)
+    guarded(images(6))
+    guarded.save(tmp_path / "stream.safetensors")
+    other = load_adapter(tmp_path / "stream.safetensors")
+    assert isinstance(other, Guarded)
+    assert other.config == config
+    assert other.watch == guarded.watch
 
 
 def test_it_goes_on_in_another_process(make_source: Any, images: Any, tmp_path: Path) -> None:

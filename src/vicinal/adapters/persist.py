@@ -6,7 +6,7 @@ reads tensors and JSON; it executes no code. Of a model that was not built here 
 owner brings it again.
 """
 
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vicinal.adapters.contract import BARE, METHODS, Adapter, Method, Settings, bare
 from vicinal.adapters.guard import GuardConfig, Guarded
 from vicinal.adapters.statistics import StatisticsConfig
+from vicinal.adapters.watch import Limits
 from vicinal.checkpoint import Trained, packed, read_tensors, unpacked, write_tensors
 from vicinal.data.augment import Augment
 from vicinal.data.augmix import AugMix
@@ -35,7 +36,7 @@ def save_adapter(path: str | Path, thing: Adapter | Guarded) -> None:
         "kind": KIND,
         "method": _name_of(adapter),
         "settings": encoded(adapter.settings),
-        "guard": asdict(thing.config) if isinstance(thing, Guarded) else None,
+        "guard": encoded(thing.config) if isinstance(thing, Guarded) else None,
         "device": adapter.generator.device.type,
         "drawn": _has_drawn(adapter),
     }
@@ -67,7 +68,7 @@ def load_adapter(
         with torch.inference_mode(False):
             adapter = entry.build(source, decoded(header["settings"], entry), False)
         guard = header["guard"]
-        thing = adapter if guard is None else Guarded(adapter, GuardConfig(**guard))
+        thing = adapter if guard is None else Guarded(adapter, rebuilt(guard, {GuardConfig, Limits}))
         _continue(path, thing, adapter, unflattened(header["state"], tensors), header)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, UnknownNameError) as error:
         reason = " ".join(str(error).split())
@@ -202,13 +203,14 @@ def encoded(settings: Any) -> Any:
 def decoded(value: Any, entry: Method) -> Settings:
     """Return the settings of a method that `encoded` was given."""
     inside = [getattr(entry.defaults, item.name) for item in fields(entry.defaults)]
-    own = {type(part).__name__: type(part) for part in (entry.defaults, *inside) if is_dataclass(part)}
-    known: dict[str, Any] = {kind.__name__: kind for kind in (StatisticsConfig, Augment, AugMix)} | own
-
-    def build(value: Any) -> Any:
-        if isinstance(value, dict):
-            return known[value["class"]](**{name: build(item) for name, item in value["fields"].items()})
-        return tuple(build(item) for item in value) if isinstance(value, list) else value
-
-    settings: Settings = build(value)
+    own = {type(part) for part in (entry.defaults, *inside) if is_dataclass(part)}
+    settings: Settings = rebuilt(value, {StatisticsConfig, Augment, AugMix} | own)
     return settings
+
+
+def rebuilt(value: Any, classes: set[Any]) -> Any:
+    """Return what `encoded` was given; of dataclasses only these are built."""
+    if isinstance(value, dict):
+        kind = {known.__name__: known for known in classes}[value["class"]]
+        return kind(**{name: rebuilt(item, classes) for name, item in value["fields"].items()})
+    return tuple(rebuilt(item, classes) for item in value) if isinstance(value, list) else value
