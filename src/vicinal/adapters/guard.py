@@ -2,24 +2,26 @@
 
 Updates by a model's own predictions can run away: all images become one class, or noise and one-sided batches
 leave weights, statistics and memories unfit for what comes next. The source model cannot run away, so it is
-asked now and then what it says of the same images (`Reference`). Two signs tell a sick adapter from one that
-corrects its source:
+asked now and then what it says of the same images (`Reference`). Signs of a sick adapter:
 
 - it contradicts what the source is sure of. agreement = sum_i w_i [same class] / sum_i w_i,
   w_i = (confidence of the source)^power;
+- its mean prediction is less diverse than the source's: all images become one class;
 - it is less certain than the source: methods make themselves more certain, so a lower certainty means
   statistics or memories that do not fit. Logits on a scale of their own are not held to this.
 
-A batch of one class is one-sided for the source too, so a class-sorted stream gives no alarm by itself. Where
-the two differ the source is asked again, on the batch's own statistics: under a shift that statistics mend it
+How much of this is too much depends on the batch. Where one class has most of it, to the adapter or to the
+source, the adapter is held to the source closely: that is where methods fail, and a batch of one class is
+one-sided for the source too, so that a class-sorted stream gives no alarm by itself. On batches of many
+classes it may correct the source by far more; where it does, several batches are judged together. Where the
+two differ the source is asked again, on the batch's own statistics: under a shift that statistics mend it
 is this opinion that counts, else the more certain of the two, or their mean. Logits or weights that are not
 finite, and updates out of all proportion, give an alarm at once.
 
 An alarm: the source's opinion is the prediction, and every batch is looked at until all has been well for a
 while. With a second alarm in that time the adapter goes back to its last healthy snapshot, further back with
 every alarm that follows, at last to the source, its step size is halved, and the source predicts until it has
-been healthy for a while. After `patience` alarms it
-rests, for longer each time, and the source predicts.
+been healthy for a while. After `patience` alarms it rests, for longer each time, and the source predicts.
 """
 
 from dataclasses import asdict
@@ -34,6 +36,7 @@ from vicinal.adapters.prediction import Prediction, predict
 from vicinal.adapters.reference import Opinion, Reference
 from vicinal.adapters.snapshots import Snapshot, drift, restore, scale_step, take
 from vicinal.adapters.watch import Event, GuardConfig, Illness, Signs, Watch, illness
+from vicinal.errors import AdapterError
 from vicinal.functional.trust import Comparison, compared, information, mean_entropy, top_share
 
 __all__ = ["Event", "GuardConfig", "Guarded"]
@@ -44,6 +47,10 @@ class Guarded(nn.Module):
 
     def __init__(self, adapter: Adapter, config: GuardConfig | None = None) -> None:
         super().__init__()
+        if not isinstance(adapter, Adapter):
+            raise AdapterError(
+                f"a guard watches an adapter, as in Guarded(adapt(model)), not {type(adapter).__name__}"
+            )
         self.adapter = adapter
         self.config = config or GuardConfig()
         self.reference = Reference(adapter, self.config.margin, self.config.shift, self.config.told)
