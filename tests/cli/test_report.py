@@ -58,6 +58,12 @@ def test_a_page_of_any_records(vicinal: Any, folder: Path) -> None:
     assert (folder / "figures" / "curves-rotated-mnist.csv").exists()
 
 
+def test_a_page_of_a_comparison(vicinal: Any, folder: Path) -> None:
+    append_record(folder / "records.jsonl", record(0, "compare"))
+    assert vicinal("report", folder).code == 0
+    assert "Results on rotated mnist" in (folder / "report.html").read_text(encoding="utf-8")
+
+
 def test_a_page_of_a_benchmark_by_what_its_records_say(vicinal: Any, folder: Path) -> None:
     folder.mkdir()
     lines = [record(0, "rotated", target=target).to_json() for target in ("0", "90")]

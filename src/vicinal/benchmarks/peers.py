@@ -15,6 +15,7 @@ from vicinal.benchmarks.spec import Row, Setting, Spec
 from vicinal.data.catalog import DATASETS
 from vicinal.errors import ConfigError
 
+COMPARE = "compare"  # what records of a comparison name as their benchmark; it has no file
 # Trained for what they need at test time; every other method starts from the ERM model.
 TRAINED_FOR = {
     "meta": ("vnl_paper",),
@@ -64,14 +65,14 @@ def comparison_spec(config: Comparison) -> Spec:
         for label, options in _variants(method, algorithm, config.statistics)
     ]
     spec = Spec(
-        name="compare",
+        name=COMPARE,
         title=f"All methods on {setting.name}",
         note="Step sizes of all methods: chosen on streams of left-out source domains, never on targets.",
         seeds=config.seeds,
         settings=(setting,),
         rows=tuple(rows),
     )
-    check_spec(spec, "compare")
+    check_spec(spec, COMPARE)
     return spec
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from vicinal.benchmarks.peers import COMPARE
 from vicinal.benchmarks.spec import SUFFIX, Spec, load_spec, spec_names
 from vicinal.cli.console import out
 from vicinal.errors import ConfigError
@@ -34,7 +35,8 @@ def report_command(
 
 def _spec_of(records: Sequence[Record]) -> Spec | None:
     """Return the benchmark that records name; None where they name none."""
-    names = sorted({str(place["spec"]) for place in map(benchmark_of, records) if "spec" in place})
+    places = [place for place in map(benchmark_of, records) if place.get("spec", COMPARE) != COMPARE]
+    names = sorted({str(place["spec"]) for place in places})
     if len(names) > 1:
         raise ConfigError(f"these records are of several benchmarks ({', '.join(names)}): choose with --spec")
     if names and names[0] not in spec_names():
