@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import vicinal.adapters  # noqa: F401  fills the registry
 from vicinal.adapters.contract import adapt
+from vicinal.adapters.guard import Guarded
 from vicinal.errors import AdapterError, ConfigError, UnknownNameError
 from vicinal.models.wrap import Wrapped, find_head, logits_of, unwrapped
 
@@ -174,6 +175,42 @@ def test_a_head_by_another_name_is_named() -> None:
     torch.testing.assert_close(pooled, z)
     with pytest.raises(AdapterError, match=r"features of shape \(N, d\) were expected at 'stem'"):
         Wrapped(net, features="stem").features_and_logits(images())
+
+
+def test_a_wrong_guess_of_the_head_stops_only_methods_that_need_it() -> None:
+    net = seeded(Own)
+    assert adapt(net, "tent")(images()).shape == adapt(net, "tent", head="answer")(images()).shape
+    for method, options in (("t3a", {}), ("lame", {}), ("soft", {"parameters": "features"})):
+        with pytest.raises(AdapterError, match="expected at 'unused', found nothing: name another layer"):
+            adapt(net, method, **options)(images())
+    with pytest.raises(AdapterError, match="expected at 'unused', found nothing: name another layer"):
+        adapt(net, "tent", head="unused")(images())
+
+
+@pytest.mark.parametrize(
+    "method", ["vnl", "labels", "neighbor", "single_sample", "ttt", "ttt_pp", "vnl_paper"]
+)
+@pytest.mark.parametrize(
+    "net", [Own(), nn.Sequential(nn.Conv2d(3, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())]
+)
+def test_methods_that_need_training_say_so_of_a_model_of_ones_own(net: nn.Module, method: str) -> None:
+    with pytest.raises(
+        AdapterError, match=rf"method '{method}' needs a model trained by vicinal \(.*'tent'\)"
+    ):
+        adapt(net, method)
+
+
+def test_what_is_no_model_no_adapter_and_no_batch() -> None:
+    with pytest.raises(AdapterError, match=r"expected a model, .* got 'resnet18'"):
+        adapt("resnet18", "tent")  # type: ignore[arg-type]
+    adapter = adapt(Own(), "tent", head="answer")
+    with pytest.raises(AdapterError, match="an adapter already"):
+        adapt(adapter, "tent")
+    with pytest.raises(AdapterError, match=r"as a tensor .* got ndarray"):
+        adapter(images().numpy())
+    for thing in (Own(), Guarded(adapter)):
+        with pytest.raises(AdapterError, match=rf"watches an adapter, .* not {type(thing).__name__}"):
+            Guarded(thing)  # type: ignore[arg-type]
 
 
 def test_names_that_are_not_there_list_those_that_are() -> None:

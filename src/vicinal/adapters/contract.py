@@ -96,6 +96,8 @@ class Adapter(nn.Module, ABC):
         self.model = full.eval().requires_grad_(True)
         if self.needs_features:
             self.model.linear  # noqa: B018  raises, saying what to pass, where there is none
+        elif isinstance(self.model, Wrapped):
+            self.model.dispensable = settings.parameters in ("all", "norm")
         self.norm = NormStatistics(self.model, settings.statistics)
         self.optimizer: torch.optim.Optimizer | None = None
         self.memory: dict[str, Tensor] = {}
@@ -182,6 +184,8 @@ class Adapter(nn.Module, ABC):
         """Return the batch as the model takes it; raise where it cannot be taken."""
         if torch.is_inference_mode_enabled():
             raise AdapterError("adapters update by gradients: call them outside torch.inference_mode()")
+        if not isinstance(x, Tensor):
+            raise AdapterError(f"expected a batch of images as a tensor (N, C, H, W), got {type(x).__name__}")
         channels = self.model.channels
         if x.ndim != 4 or x.shape[1] != (channels or x.shape[1]) or len(x) == 0:
             wanted = "C" if channels is None else channels
@@ -287,12 +291,25 @@ def adapt(
     chosen = trained.choice.get("methods", {}).get(method, {})
     kind = options.get("statistics", entry.defaults.statistics.kind)
     by_kind = chosen.get(kind.kind if isinstance(kind, StatisticsConfig) else kind, {})
-    with torch.inference_mode(False):  # tensors made in that mode could never be updated
-        return entry.build(trained, configure(entry.defaults, {**by_kind, **options}), inplace)
+    settings = configure(entry.defaults, {**by_kind, **options})
+    try:
+        with torch.inference_mode(False):  # tensors made in that mode could never be updated
+            return entry.build(trained, settings, inplace)
+    except AdapterError:
+        if trained.backbone != BARE or entry.traits.training == "none":
+            raise
+        raise AdapterError(
+            f"method '{method}' needs a model trained by vicinal ({entry.traits.training}): "
+            "for a model of your own choose one that needs no training, as in adapt(model, 'tent')"
+        ) from None
 
 
 def bare(net: nn.Module, features: str | None = None, head: str | None = None) -> Trained:
     """Return somebody's classifier as a trained model about which nothing else is known."""
+    if not isinstance(net, nn.Module):
+        raise AdapterError(f"expected a model, an nn.Module or what vicinal.load returns, got {net!r}")
+    if isinstance(net, Adapter):
+        raise AdapterError("this is an adapter already: adapt the model it was made of")
     if not any(True for _ in net.parameters()):
         raise AdapterError("this model has no parameters: there is nothing to adapt")
     model = cast(Classifier, Wrapped(net, features, head))

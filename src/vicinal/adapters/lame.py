@@ -17,6 +17,7 @@ from vicinal.functional.peers_prototypes import (
     rbf_affinity,
     smoothed_assignments,
 )
+from vicinal.models.wrap import Wrapped
 
 AFFINITIES = {"knn": knn_affinity, "rbf": rbf_affinity, "linear": linear_affinity}
 TRAITS = Traits(
@@ -83,6 +84,8 @@ class Lame(Adapter):
             raise AdapterError(
                 "lame needs features: name their layer, as in adapt(model, 'lame', features='pool')"
             )
+        if isinstance(self.model, Wrapped):
+            self.model.dispensable = False
         self.model.requires_grad_(False)
 
     def adapt(self, x: Tensor) -> Tensor:

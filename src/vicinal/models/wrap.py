@@ -25,6 +25,8 @@ class Wrapped(nn.Module):
         self.net = unwrapped(net)
         self.head_name = _known(self.net, "head", head) if head else find_head(self.net)
         self.features_name = _known(self.net, "features", features) if features else None
+        self.guessed = not (features or head)
+        self.dispensable = False  # whether a guess that does not fit may pass for a model without features
 
     @property
     def channels(self) -> int | None:
@@ -74,6 +76,8 @@ class Wrapped(nn.Module):
             return logits.new_zeros(len(logits), 0), logits
         z = seen[-1] if seen else None
         if z is None or z.ndim != 2 or len(z) != len(logits) or not self._is_fed(z, logits):
+            if self.guessed and self.dispensable:
+                return logits.new_zeros(len(logits), 0), logits
             shape = "nothing" if z is None else tuple(z.shape)
             raise AdapterError(
                 f"features of shape (N, d) were expected at '{self.features_name or self.head_name}', "
