@@ -41,7 +41,6 @@ from vicinal.models.single_sample import SampleInferenceNet
 from vicinal.versions import versions
 
 CLASSES = 7
-ROUNDS = 5
 ALGORITHM = {"neighbor": "neighbor", "vnl_paper": "meta"}
 # Fewer views than in the papers; filters let everything pass, so that the dearest step is measured.
 TOLD = {
@@ -137,9 +136,11 @@ def replay(adapter: Adapter, events: list[Event], x: Tensor) -> Callable[[], Non
     norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
     inputs = {shape: torch.rand(shape, device=x.device) for kind, shape, _, _ in events if kind == "forward"}
 
+    again = [_comes_again(events[place + 1 :]) for place in range(len(events))]
+
     def play() -> None:
         logits = None
-        for kind, shape, grad, training in events:
+        for (kind, shape, grad, training), kept in zip(events, again, strict=True):
             if kind == "forward":
                 for norm in norms:
                     norm.train(training)
@@ -149,11 +150,19 @@ def replay(adapter: Adapter, events: list[Event], x: Tensor) -> Callable[[], Non
             elif kind == "backward" and logits is not None and logits.requires_grad:
                 for parameter in chosen:
                     parameter.grad = None
-                logits.logsumexp(-1).mean().backward(retain_graph=True)
+                logits.logsumexp(-1).mean().backward(retain_graph=kept)
             elif kind == "step" and optimizer is not None and chosen and chosen[0].grad is not None:
                 optimizer.step()
 
     return play
+
+
+def _comes_again(later: list[Event]) -> bool:
+    """Return whether a backward pass follows before the next forward pass that one can be taken of."""
+    for kind, _, grad, _ in later:
+        if kind == "backward" or (kind == "forward" and grad):
+            return kind == "backward"
+    return False
 
 
 def seconds(work: Callable[[], Any], device: torch.device, repeats: int) -> float:
@@ -168,7 +177,7 @@ def seconds(work: Callable[[], Any], device: torch.device, repeats: int) -> floa
 
 
 def measure(
-    trained: Trained, name: str, x: Tensor, repeats: int, inference: Callable[[], Any]
+    trained: Trained, name: str, x: Tensor, repeats: int, rounds: int, inference: Callable[[], Any]
 ) -> dict[str, Any]:
     trained.algorithm = ALGORITHM.get(name, "erm")
     adapter = adapt(trained, name, **TOLD.get(name, {}))
@@ -185,7 +194,7 @@ def measure(
             seconds(bare, x.device, repeats),
             seconds(inference, x.device, repeats),
         )
-        for _ in range(ROUNDS)
+        for _ in range(rounds)
     ]
     forwards = [event for event in events if event[0] == "forward"]
     return {
@@ -245,6 +254,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--methods", default="all")
     parser.add_argument("--repeats", type=int, default=None, help="default: 1 on a CPU, 10 on a GPU")
+    parser.add_argument("--rounds", type=int, default=5, help="of which the median ratio is taken")
     parser.add_argument("--guard", type=int, default=0, help="batches over which the guard's cost is taken")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -266,7 +276,7 @@ def main() -> None:
             print(f"{name:14} guard adds {adds:+.1%}, in the second half {late:+.1%}; {alarms} alarms")
             continue
         try:
-            rows.append(measure(trained, name, x, repeats, inference))
+            rows.append(measure(trained, name, x, repeats, args.rounds, inference))
         except VicinalError as error:
             print(f"{name}: left out ({error})")
             continue
@@ -274,11 +284,18 @@ def main() -> None:
         print(
             f"{name:14} {row['step_ms']:9.2f} ms  {row['times_inference']:6.2f} x inference  "
             f"overhead {row['overhead']:+6.1%}  "
-            f"{row['forward_passes']} forward, {row['backward_passes']} backward"
+            f"{row['forward_passes']} forward, {row['backward_passes']} backward",
+            flush=True,
         )
     where = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     setup = {"backbone": args.backbone, "size": args.size, "batch": args.batch, "device": where}
-    result = {**setup, "threads": torch.get_num_threads(), "rows": rows, "versions": versions()}
+    result = {
+        **setup,
+        "threads": torch.get_num_threads(),
+        "rounds": args.rounds,
+        "rows": rows,
+        "versions": versions(),
+    }
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -176,6 +176,8 @@ def test_alarms_warn_then_roll_back_further_and_further_then_let_it_rest(
     assert "rolled back to the source, step size x 0.125, the source predicts the next 3" in guarded.report()
     script.run(images, True, True, True)
     assert (guarded.adapter.steps_taken, guarded.watch.resting) == (0, 0)
+    assert guarded.watch.looked == guarded.watch.step - 1  # the rest does not thin out the next update
+    assert "the source predicted 7 of 15 batches" in guarded.report()
     script.run(images, True)
     assert guarded.watch.resting == 6  # twice as long
 
@@ -341,6 +343,8 @@ def test_scaling_the_step_of_a_method_without_one_does_nothing(make_source: Any)
     "wrong",
     [
         {"evidence": 0},
+        {"pool": 0},
+        {"share": 7.0},
         {"snapshots": -1},
         {"interval": 1},
         {"varied": Limits(0.95, 0.9, 0.2)},

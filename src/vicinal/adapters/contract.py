@@ -6,6 +6,7 @@ behind, optimizer and random generator included, so that loading it continues th
 """
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -62,9 +63,11 @@ class Settings:
         for name, known in choices:
             if getattr(self, name) not in known:
                 raise ConfigError(f"unknown {name} '{getattr(self, name)}': choose from {', '.join(known)}")
-        if not self.lr > 0 or self.steps < 1 or self.num_samples < 0 or not 0 <= self.momentum < 1:
+        if not isinstance(self.lr, int | float) or not 0 < self.lr < math.inf:
+            raise ConfigError(f"an adapter needs lr above 0, not {self.lr!r}")
+        if self.steps < 1 or self.num_samples < 0 or not 0 <= self.momentum < 1:
             raise ConfigError(
-                "an adapter needs lr above 0, steps of at least 1, num_samples of at least 0 "
+                "an adapter needs steps of at least 1, num_samples of at least 0 "
                 "and momentum of at least 0 and below 1"
             )
 
@@ -207,7 +210,7 @@ def _cut_off(module: nn.Module, state: dict[str, Any], prefix: str, metadata: di
 
 @dataclass(frozen=True)
 class Traits:
-    """What a reader wants to know of a method before choosing it; docs/methods.md shows it."""
+    """What a reader wants to know of a method before choosing it; docs/methods/README.md shows it."""
 
     paper: str = ""  # authors and year
     updates: str = "all parameters"

@@ -88,6 +88,7 @@ class Guarded(nn.Module):
             logits = self.adapter(x)
             opinion = self._judge(x.to(next(self.adapter.model.parameters()).dtype), logits)
         self.by_source = opinion is not None
+        self.watch.stood_in += self.by_source
         self.watch.step += 1
         found = logits if opinion is None else opinion.logits
         assert found is not None
@@ -114,10 +115,11 @@ class Guarded(nn.Module):
         self.watch = self._fresh()
 
     def report(self) -> str:
-        """Return one line for each thing the guard did, or one that says that nothing was amiss."""
-        if not self.events:
-            return f"guard: no alarm in {self.watch.step} batches"
-        return "\n".join(f"guard: {event}" for event in self.events)
+        """Return a line for each alarm, or that there was none, and how often the source stood in."""
+        lines = [str(event) for event in self.events] or [f"no alarm in {self.watch.step} batches"]
+        if self.watch.stood_in:
+            lines.append(f"the source predicted {self.watch.stood_in} of {self.watch.step} batches")
+        return "\n".join(f"guard: {line}" for line in lines)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return what the guard remembers, snapshots included."""
@@ -268,4 +270,5 @@ class Guarded(nn.Module):
     def _rest(self, x: Tensor) -> Opinion:
         """Return the source's opinion while the adapter rests; after that it is tried again, under watch."""
         self.watch.resting -= 1
+        self.watch.looked = self.watch.step  # the next update is one batch's, however long the rest
         return self.reference.consensus(x)

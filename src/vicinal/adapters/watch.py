@@ -40,7 +40,7 @@ class GuardConfig:
     varied: Limits = Limits(agreement=0.4, doubt=0.5, excess_entropy=0.25)
     pooled: Limits = Limits(agreement=0.4, doubt=0.5, excess_entropy=0.17)  # the same, from `pool` images on
     lost_diversity: float = 0.25  # most that the mean prediction's entropy may be below the source's
-    update: float = 0.25  # most that a batch may move the weights, relative to their length
+    update: float = 0.25  # most that a batch may move the weights from the source or back, by their length
     power: float = 4.0  # of the source's confidence in the weights of the agreement
     second_opinion: float = 0.95  # below this agreement the source is asked on the batch's statistics too
     shift: float = (
@@ -73,18 +73,12 @@ class GuardConfig:
     events: int = 1000  # the newest that are kept
 
     def __post_init__(self) -> None:
-        counts = (
-            self.evidence,
-            self.first_interval,
-            self.forward_only,
-            self.used_to,
-            self.spacing,
-        )
-        if (
-            min(*counts, self.patience, self.recover, self.rest, self.calm, self.events) < 1
-            or self.snapshots < 0
-        ):
+        images = (self.evidence, self.pool, self.handful)
+        batches = (self.first_interval, self.forward_only, self.used_to, self.spacing, self.rest, self.calm)
+        if min(*images, *batches, self.patience, self.recover, self.events) < 1 or self.snapshots < 0:
             raise ConfigError("a guard counts batches and images from 1 on, and keeps 0 snapshots or more")
+        if not 0 <= self.share <= 1 or self.chance < 0:
+            raise ConfigError("a guard needs a share between 0 and 1 and a chance of at least 0")
         if self.interval < self.first_interval or self.longest_rest < self.rest:
             raise ConfigError("a guard's longest interval and rest cannot be shorter than its first")
         limits = (self.one_sided, self.varied, self.pooled)
@@ -163,6 +157,7 @@ class Watch:
     one_sided: int = 0  # healthy looks at one-sided batches
     passed_over: int = 0  # one-sided batches since the last look
     drift: float = 0.0  # of the weights at the last look
+    stood_in: int = 0  # batches that the source predicted
     judged: bool = False  # whether there has been a verdict
     looked: int = 0  # steps of the last look, snapshot and alarm
     snapped: int = 0

@@ -142,7 +142,7 @@ def _show_plan(
     found = estimate(whole, place, kind, frozenset(Store(place.out).done()))
     out.print(f"{spec.name}: {spec.title} ({spec.paper})", highlight=False, markup=False)
     table = Table(box=SIMPLE_HEAD)
-    for heading in ("Column", "Data", "Source models", "Measurements"):
+    for heading in ("Column", "Data", "Source models", "Records"):
         table.add_column(heading, justify="left" if heading in ("Column", "Data") else "right")
     data = {run.key: run.request.data for run in whole.trainings}
     for column in dict.fromkeys(run.setting for run in whole.measures):
