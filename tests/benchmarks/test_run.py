@@ -244,6 +244,8 @@ def test_an_end_from_outside_takes_the_workers_along_and_is_one_line(tmp_path: P
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell's background jobs ignore Ctrl-C, and so would what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
