@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from vicinal.evaluation.record import Record
-from vicinal.report.tables import labels, percent, setup_of
+from vicinal.report.tables import labels, latest, percent, setup_of
 
 
 def draws_table(records: Sequence[Record], title: str) -> Table:
     """Return the accuracy of every method on every single stream, in percent."""
+    records = latest(records)
     names = labels(setup_of(record) for record in records)
     cells = {(record.seed, record.target, names[setup_of(record)]): record.accuracy for record in records}
     table = Table(title=title, title_justify="left")
