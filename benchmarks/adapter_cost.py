@@ -1,15 +1,11 @@
 """What a step of every method costs, against the bare arithmetic of its own passes and against inference.
 
     python benchmarks/adapter_cost.py [--device cuda] [--out results.json]
-    python benchmarks/adapter_cost.py --guard 128 --methods bn,tent,soft [--size 112] [--out guard.json]
 
 A step is recorded once: every forward pass of a network (how many images, with or without a gradient, on
 which statistics), every backward pass, every optimizer step. The same sequence is then played on a plain copy
 of the net with nothing around it. Step and replay are timed in turn, and the ratio is taken round by round.
 What a method computes besides passes (labels, memories, augmentation) is its overhead.
-
-With `--guard N` each method runs over N batches with and without the guard, batch by batch in turn, and what
-the guard adds to the time is the result.
 """
 
 import argparse
@@ -29,7 +25,6 @@ from torch import Tensor, nn
 
 import vicinal.adapters  # noqa: F401  fills the registry
 from vicinal.adapters.contract import METHODS, Adapter, adapt
-from vicinal.adapters.guard import Guarded
 from vicinal.checkpoint import Trained
 from vicinal.errors import VicinalError
 from vicinal.functional.peers_consistency import feature_moments
@@ -208,44 +203,6 @@ def measure(
     }
 
 
-def guard_cost(trained: Trained, name: str, x: Tensor, steps: int) -> dict[str, Any]:
-    """Return what the guard adds to a method over a healthy stream, in shares of its time."""
-    trained.algorithm = ALGORITHM.get(name, "erm")
-    settle(trained.model, x)
-    plain = adapt(trained, name, lr=1e-6)
-    guarded = Guarded(adapt(trained, name, lr=1e-6))
-    for each in (plain, guarded):
-        each(x)
-        each.reset()
-    times = []
-    for _ in range(steps):
-        batch = torch.rand_like(x)
-        pair = [seconds(lambda each=each, batch=batch: each(batch), x.device, 1) for each in (plain, guarded)]
-        times.append(pair)
-    totals = [sum(column) for column in zip(*times, strict=True)]
-    return {
-        "method": name,
-        "steps": steps,
-        "guard_adds": totals[1] / totals[0] - 1,
-        "second_half_adds": sum(g for _, g in times[steps // 2 :]) / sum(p for p, _ in times[steps // 2 :])
-        - 1,
-        "alarms": len(guarded.events),
-    }
-
-
-@torch.no_grad()
-def settle(model: nn.Module, x: Tensor) -> None:
-    """Let the source's statistics fit the images, as training does."""
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.reset_running_stats()
-            module.momentum = None
-    model.train()
-    for _ in range(4):
-        model(torch.rand_like(x))
-    model.eval()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backbone", default="resnet18")
@@ -255,7 +212,6 @@ def main() -> None:
     parser.add_argument("--methods", default="all")
     parser.add_argument("--repeats", type=int, default=None, help="default: 1 on a CPU, 10 on a GPU")
     parser.add_argument("--rounds", type=int, default=5, help="of which the median ratio is taken")
-    parser.add_argument("--guard", type=int, default=0, help="batches over which the guard's cost is taken")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     device = torch.device(args.device)
@@ -270,11 +226,6 @@ def main() -> None:
 
     rows = []
     for name in METHODS if args.methods == "all" else args.methods.split(","):
-        if args.guard:
-            rows.append(guard_cost(trained, name, x, args.guard))
-            adds, late, alarms = (rows[-1][key] for key in ("guard_adds", "second_half_adds", "alarms"))
-            print(f"{name:14} guard adds {adds:+.1%}, in the second half {late:+.1%}; {alarms} alarms")
-            continue
         try:
             rows.append(measure(trained, name, x, repeats, args.rounds, inference))
         except VicinalError as error:

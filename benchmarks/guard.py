@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.adapters.contract import METHODS, adapt
+from vicinal.adapters.contract import METHODS, Adapter, adapt
 from vicinal.adapters.guard import Guarded
 from vicinal.benchmarks.peers import TRAINED_FOR
 from vicinal.benchmarks.plan import FIXED
@@ -129,35 +129,43 @@ def run(job: Job) -> list[dict[str, Any]]:
             stream = batches(images, labels, collapse, job.seed)
             erm = accuracy(adapt(trained, "erm"), stream)
             for kind in dict.fromkeys((METHODS[job.method].defaults.statistics.kind, "stream")):
-                chosen = {
-                    **FEWER_VIEWS.get(job.method, {}),
-                    "statistics": kind,
-                    "seed": job.seed,
-                    **options.get(kind, {}),
-                }
+                told = {**FEWER_VIEWS.get(job.method, {}), "statistics": kind, "seed": job.seed}
                 try:
-                    adapter = adapt(trained, job.method, **chosen)
-                    if collapse:
-                        adapter = adapt(trained, job.method, **{**chosen, "lr": HIGH * adapter.settings.lr})
+                    adapter = made(trained, job.method, {**told, **options.get(kind, {})}, collapse)
                 except AdapterError:
                     continue  # the left-out models have no part that the method needs
-                plain = accuracy(adapter, stream)
-                adapter.reset()
-                guarded = Guarded(adapter)
                 row = {
                     "method": job.method,
                     "statistics": kind,
-                    "stream": "collapse" if collapse else "healthy",
-                }
-                row |= {
                     "seed": job.seed,
                     "domain": domain,
-                    "lr": adapter.settings.lr,
                     "erm": erm,
-                    "plain": plain,
                 }
-                rows.append({**row, "guarded": accuracy(guarded, stream), "alarms": len(guarded.events)})
+                rows.append(
+                    {**row, "stream": "collapse" if collapse else "healthy", **outcome(adapter, stream)}
+                )
     return rows
+
+
+def made(trained: Trained, method: str, options: dict[str, Any], collapse: bool) -> Adapter:
+    adapter = adapt(trained, method, **options)
+    return adapt(trained, method, **{**options, "lr": HIGH * adapter.settings.lr}) if collapse else adapter
+
+
+def outcome(adapter: Adapter, stream: Batches) -> dict[str, Any]:
+    """Return the accuracy without and with the guard, its alarms, and how often it asked the source."""
+    plain = accuracy(adapter, stream)
+    adapter.reset()
+    guarded, passes = Guarded(adapter), []
+    guarded.reference.model.register_forward_hook(lambda *_: passes.append(1))
+    found = accuracy(guarded, stream)
+    return {
+        "lr": adapter.settings.lr,
+        "plain": plain,
+        "guarded": found,
+        "alarms": len(guarded.events),
+        "source_passes": len(passes) / len(stream),  # a batch
+    }
 
 
 def with_step_sizes(trained: Trained, job: Job) -> dict[str, dict[str, Any]]:
