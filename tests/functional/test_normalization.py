@@ -81,7 +81,7 @@ def test_images_one_at_a_time_still_make_a_variance() -> None:
     running = moments(source)
     for seen, image in enumerate(stream):
         single = Moments(image, torch.zeros(3, dtype=torch.float64))
-        running = mix(running, single, stream_weight(1, seen, 20, floor=0.0))
+        running = mix(running, single, stream_weight(1, torch.tensor(seen), 20, floor=0.0))
     assert_moments_of(running, torch.cat([source, stream]))
 
 
@@ -96,13 +96,15 @@ def test_without_a_floor_the_stream_average_counts_every_image_the_same(
     for step, size in enumerate(sizes):
         batch = images(size, seed + step + 1, shift=0.5 * step)
         seen = sum(sizes[:step])
-        running = mix(running, moments(batch), stream_weight(size, seen, source_images, floor=0.0))
+        running = mix(
+            running, moments(batch), stream_weight(size, torch.tensor(seen), source_images, floor=0.0)
+        )
         arrived.append(batch)
     assert_moments_of(running, torch.cat(arrived))
 
 
 def test_at_the_reference_batch_size_the_weight_is_the_plain_mean_and_then_the_floor() -> None:
-    weights = [stream_weight(20, 20 * (t - 1), 20, 0.05) for t in range(1, 101)]
+    weights = [float(stream_weight(20, torch.tensor(20 * (t - 1)), 20, 0.05)) for t in range(1, 101)]
     assert weights == pytest.approx([max(1 / (t + 1), 0.05) for t in range(1, 101)], rel=1e-12)
     assert weights[0] == 0.5  # the source statistics count as one batch
     assert weights[18] == pytest.approx(0.05)
@@ -113,7 +115,7 @@ def test_at_the_reference_batch_size_the_weight_is_the_plain_mean_and_then_the_f
 def test_the_floor_forgets_as_fast_in_small_batches_as_in_large_ones(batch: int) -> None:
     kept = 1.0
     for _ in range(20 // batch):
-        kept *= 1 - stream_weight(batch, 100_000, 20, 0.05)
+        kept *= 1 - float(stream_weight(batch, torch.tensor(100_000), 20, 0.05))
     assert kept == pytest.approx(0.95, rel=1e-6)
 
 
@@ -127,10 +129,11 @@ def test_the_floor_forgets_as_fast_in_small_batches_as_in_large_ones(batch: int)
 def test_weights_stay_between_zero_and_one_and_fall_as_the_stream_goes_on(
     size: int, seen: int, source_images: int, floor: float
 ) -> None:
-    weight = stream_weight(size, seen, source_images, floor)
+    now, later = torch.tensor(seen), torch.tensor(seen + size)
+    weight = stream_weight(size, now, source_images, floor)
     assert 0 < weight <= 1  # one only by rounding, when the batch dwarfs the source
-    assert stream_weight(size, seen + size, source_images, floor) <= weight
-    assert stream_weight(size + 1, seen, source_images, floor) >= weight
+    assert stream_weight(size, later, source_images, floor) <= weight
+    assert stream_weight(size + 1, now, source_images, floor) >= weight
 
 
 def test_blend_weight_is_the_share_of_the_batch() -> None:

@@ -23,6 +23,8 @@ class BatchNormOnly(Adapter):
     Batch statistics, the stream's average, or a blend of the batch's with the source's: no gradient is taken.
     """
 
+    steady = True
+
     def adapt(self, x: Tensor) -> Tensor:
         """Return the source model's logits on the batch's, or the stream's, statistics."""
         return predict(self, x)[1]

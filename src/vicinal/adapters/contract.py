@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from vicinal.checkpoint import Trained
 from vicinal.data.augment import Augment
 from vicinal.data.augmix import AugMix
 from vicinal.errors import AdapterError, ConfigError
+from vicinal.graphs import Recorder
 from vicinal.models.backbones import Preprocessing
 from vicinal.models.classifier import Classifier
 from vicinal.models.wrap import Wrapped
@@ -40,6 +41,15 @@ PARAMETERS = ("all", "norm", "features", "head")
 HALF = (torch.float16, torch.bfloat16)
 OPTIMIZERS = ("adam", "sgd")
 BARE = "somebody's own"  # the backbone of a model that was not built here
+
+
+class Observed(NamedTuple):
+    """What an observer is shown of a prediction: features and logits of the batch, the head they met."""
+
+    z: Tensor
+    logits: Tensor
+    weight: Tensor
+    bias: Tensor
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,9 @@ class Adapter(nn.Module, ABC):
     own_scale = (
         False  # whether its logits are so scaled that their certainty does not compare with the model's
     )
+    # Whether a batch of a shape makes the same work for a device whatever it holds: no number is looked at on
+    # the way, all that is kept is a tensor written in place. Such a step can be recorded.
+    steady = False
     model: Classifier | Wrapped
 
     def __init__(self, source: Trained, settings: Settings, inplace: bool = False) -> None:
@@ -104,12 +117,14 @@ class Adapter(nn.Module, ABC):
         self.norm = NormStatistics(self.model, settings.statistics)
         self.optimizer: torch.optim.Optimizer | None = None
         self.memory: dict[str, Tensor] = {}
-        self.observer: Observer | None = None  # sees features, logits and head of every prediction
+        self.observer: Observer | None = None  # sees features, logits and head of a batch's prediction
+        self.observed: Observed | None = None
         # Probabilities (S, N, C) of the last batch by each draw of w; None where none were drawn.
         self.draws: Tensor | None = None
         self.steps_taken = 0
         device = next(self.model.parameters()).device
         self.generator = torch.Generator(device=device).manual_seed(settings.seed)
+        self.recorder = Recorder((self.generator,))
         self.prepare(source)
         # What state_dict hands out must not change when the stream goes on.
         self.register_state_dict_post_hook(_cut_off)  # type: ignore[no-untyped-call]
@@ -128,11 +143,41 @@ class Adapter(nn.Module, ABC):
         self.draws = None
         if self.settings.episodic:
             self.reset()
-        self.norm.begin()
-        with torch.enable_grad():
-            logits = self.adapt(x)
+        made = self.recorder.run(self._adapted, x) if self._records() else self._adapted(x)
+        self.draws = made.get("draws")
         self.steps_taken += 1
-        return logits.detach().to(self.output_dtype)
+        if self.observer is not None and "observed.z" in made:
+            z, logits, *head = (made[f"observed.{name}"] for name in Observed._fields)
+            self.observer(z, logits, Head(*head))
+        return made["logits"].to(self.output_dtype)
+
+    def _adapted(self, x: Tensor) -> dict[str, Tensor]:
+        """Adapt to a batch and return all that its prediction leaves behind."""
+        self.norm.begin()
+        self.observed = None
+        with torch.enable_grad():
+            made = {"logits": self.adapt(x).detach()}
+        if self.draws is not None:
+            made["draws"] = self.draws
+        if self.observed is not None:
+            made |= {f"observed.{name}": value for name, value in self.observed._asdict().items()}
+        return made
+
+    def show(self, z: Tensor, logits: Tensor, model: Classifier | Wrapped) -> None:
+        """Leave what a prediction was made of for the observer, if there is one; the last one counts."""
+        if self.observer is not None:
+            self.observed = Observed(z, logits, *(value.detach() for value in model.linear))
+
+    def _records(self) -> bool:
+        """Say whether steps may be recorded: a net of somebody's own may look at numbers on its way."""
+        plain = self.settings.augment is None and not self.settings.episodic
+        return self.steady and plain and not isinstance(self.model, Wrapped)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> "Adapter":
+        """Move all tensors, as modules do: recordings do not move along."""
+        self.recorder.forget()
+        moved: Adapter = super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return moved
 
     def reset(self) -> None:
         """Go back to the source model, bit for bit, and forget the stream."""
@@ -177,7 +222,8 @@ class Adapter(nn.Module, ABC):
         if self.optimizer is not None:
             # Copied again: the optimizer adopts the tensors it is given and would write into the snapshot.
             with torch.inference_mode(False):
-                self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+                self.optimizer.load_state_dict(_suited(copy.deepcopy(state["optimizer"]), self.optimizer))
+        self.recorder.forget()  # the optimizer now writes elsewhere
         self.generator.set_state(state["generator"].cpu())
         device = self.generator.device
         self.memory = {name: value.clone().to(device) for name, value in state.get("memory", {}).items()}
@@ -200,6 +246,13 @@ class Adapter(nn.Module, ABC):
                 "the batch holds pixels that are not finite: it was refused, nothing was updated"
             )
         return (x.clone() if x.is_inference() else x).to(next(self.model.parameters()).dtype)
+
+
+def _suited(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return an optimizer's state for the device of this one: how it runs there is no part of a stream."""
+    for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True):
+        saved |= {name: own[name] for name in ("fused", "capturable") if name in own}
+    return state
 
 
 def _cut_off(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:

@@ -110,8 +110,7 @@ class Delta(Adapter):
         with self.renorm.applied(len(x)):
             z, logits = self.model.features_and_logits(x)
         self.renorm.join()
-        if self.observer is not None:
-            self.observer(z, logits, self.model.linear)
+        self.show(z, logits, self.model)
         return logits
 
     def _update(self, loss: Tensor) -> None:

@@ -18,6 +18,8 @@ class Erm(Adapter):
     What every other method is measured against: empirical risk minimisation over all source domains.
     """
 
+    steady = True
+
     def adapt(self, x: Tensor) -> Tensor:
         """Return the source model's logits."""
         return predict(self, x)[1]

@@ -15,6 +15,8 @@ class Hard(Adapter):
     Loss: -log p_k with k the argmax of p, a mean over the batch. Prediction after the update.
     """
 
+    steady = True
+
     def prepare(self, source: Trained) -> None:
         """Set up the optimizer."""
         self.optimizer = optimizer_for(self)

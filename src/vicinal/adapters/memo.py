@@ -82,8 +82,7 @@ class Memo(Adapter):
         # A loop over images: each has weights of its own, and 32 views keep a device busy.
         told = [self._one(image, draws) for image in torch.split(x, 1)]
         z, logits = (torch.cat(part) for part in zip(*told, strict=True))
-        if self.observer is not None:
-            self.observer(z, logits, self.model.linear)
+        self.show(z, logits, self.model)
         return logits
 
     def _one(self, image: Tensor, draws: list[Draws | MixDraws]) -> tuple[Tensor, Tensor]:

@@ -54,6 +54,7 @@ class Neighbor(Adapter):
     after the update, or by the labels.
     """
 
+    steady = True
     predicts = ("own", "labels")
 
     def prepare(self, source: Trained) -> None:

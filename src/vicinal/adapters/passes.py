@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from vicinal.adapters.contract import Adapter
 from vicinal.errors import AdapterError
 from vicinal.functional.losses import soft_cross_entropy
+from vicinal.graphs import adam_options
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Labels = Callable[[Tensor, Tensor], Tensor]
@@ -27,7 +28,7 @@ def optimizer_for(adapter: Adapter) -> torch.optim.Optimizer:
         parameter.requires_grad_(True)
     if settings.optimizer == "sgd":
         return torch.optim.SGD(chosen, lr=settings.lr, momentum=settings.momentum)
-    return torch.optim.Adam(chosen, lr=settings.lr)
+    return torch.optim.Adam(chosen, lr=settings.lr, **adam_options(chosen[0].device))
 
 
 def chosen_parameters(model: nn.Module, kind: str) -> Iterator[nn.Parameter]:
@@ -93,8 +94,7 @@ def predict(adapter: Adapter, x: Tensor) -> tuple[Tensor, Tensor]:
     adapter.norm.settle(adapter.model, x)
     with adapter.norm.predicting(len(x)):
         z, logits = adapter.model.features_and_logits(x)
-    if adapter.observer is not None:
-        adapter.observer(z, logits, adapter.model.linear)
+    adapter.show(z, logits, adapter.model)
     return z, logits
 
 

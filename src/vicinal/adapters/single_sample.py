@@ -51,6 +51,7 @@ class SingleSample(Adapter):
     and its bias stays.
     """
 
+    steady = True
     needs_features = True
     settings: SingleSampleSettings
 

@@ -43,6 +43,7 @@ def scale_step(adapter: Adapter, factor: float) -> None:
     if adapter.optimizer is not None:
         for group in adapter.optimizer.param_groups:
             group["lr"] = group["lr"] * factor
+        adapter.recorder.forget()  # a recording has the old one
 
 
 @torch.no_grad()

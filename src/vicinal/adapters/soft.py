@@ -16,6 +16,8 @@ class Soft(Adapter):
     update.
     """
 
+    steady = True
+
     def prepare(self, source: Trained) -> None:
         """Set up the optimizer."""
         self.optimizer = optimizer_for(self)

@@ -71,7 +71,8 @@ class NormStatistics(nn.Module):
             if isinstance(layer, _BatchNorm) and layer.running_mean is not None
         )
         self._before: dict[int, Moments] = {}
-        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+        device = next(model.parameters()).device
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long, device=device))
         for index, layer in enumerate(self._layers):
             layer.momentum = 0.0  # a pass in training mode then normalizes by the batch and stores nothing
             for owner in ("source", "stream"):
@@ -125,8 +126,9 @@ class NormStatistics(nn.Module):
             return
         with self._pass(images > 1, observe=True) as moments:
             model(x)
+        weight = stream_weight(images, self.seen, self.config.source_images, self.config.floor)
         for index, batch in moments.items():
-            self._run_on(index, self._average(index, batch, images))
+            self._run_on(index, self._average(index, batch, images, weight))
         if self.config.kind != "blend" or images == 1:  # a blend stores nothing
             self.seen += images
 
@@ -161,7 +163,7 @@ class NormStatistics(nn.Module):
         kind = self.config.kind
         return bool(self._layers) and (kind in ("blend", "stream") or (kind == "batch" and images == 1))
 
-    def _average(self, index: int, batch: Moments, images: int) -> Moments:
+    def _average(self, index: int, batch: Moments, images: int, weight: Tensor) -> Moments:
         """Return what layer `index` predicts on, and store the stream's moments."""
         config = self.config
         if config.kind == "blend" and images > 1:
@@ -169,7 +171,6 @@ class NormStatistics(nn.Module):
         stream = self._stored("stream", index)
         if index in self._before:
             stream = transport(stream, self._before[index], batch)
-        weight = stream_weight(images, int(self.seen), config.source_images, config.floor)
         stream = mix(stream, batch, weight)
         self.get_buffer(f"stream_mean_{index}").copy_(stream.mean)
         self.get_buffer(f"stream_variance_{index}").copy_(stream.variance)

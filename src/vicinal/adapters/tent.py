@@ -33,6 +33,7 @@ class Tent(Adapter):
     The authors' code updates BatchNorm alone; here GroupNorm and LayerNorm count as well.
     """
 
+    steady = True
     predicts = ("own", "before")
 
     def prepare(self, source: Trained) -> None:

@@ -63,6 +63,7 @@ class Vnl(Adapter):
     left-out source domains. Prediction after the update.
     """
 
+    steady = True
     predicts = ("own", "labels")
     settings: VnlSettings
 

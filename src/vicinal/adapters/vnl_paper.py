@@ -22,6 +22,7 @@ class VnlPaper(Adapter):
     predictions. All parameters are updated; prediction after the update, or by the labels.
     """
 
+    steady = True
     predicts = ("own", "labels")
 
     def prepare(self, source: Trained) -> None:

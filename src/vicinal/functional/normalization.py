@@ -26,7 +26,7 @@ def moments_of(x: Tensor) -> Moments:
     return Moments(mean, variance)
 
 
-def mix(old: Moments, new: Moments, weight: float) -> Moments:
+def mix(old: Moments, new: Moments, weight: float | Tensor) -> Moments:
     """Return the moments of a mixture that takes `weight` of its samples from `new` and the rest from `old`.
 
     The distance between the means counts as spread: it is all the spread there is between images that come
@@ -62,15 +62,15 @@ def transport(moments: Moments, before: Moments, after: Moments) -> Moments:
     return Moments(mean, moments.variance * stretch.square())
 
 
-def stream_weight(images: int, seen: int, source_images: int, floor: float) -> float:
-    """Return the weight of the newest batch in the stream average.
+def stream_weight(images: int, seen: Tensor, source_images: int, floor: float) -> Tensor:
+    """Return the weight of the newest batch in the stream average, where the count of images `seen` lives.
 
     max(n / (n_source + n_seen + n), 1 - (1 - floor)^(n / n_source)): the source statistics count as one batch
     of `source_images` images, then every image counts the same, and the newest `source_images` never count
     less than `floor`. At a batch size of `source_images` this is max(1 / (t + 1), floor) at step t.
     """
     least: float = 1 - (1 - floor) ** (images / source_images)
-    return max(images / (source_images + seen + images), least)
+    return (images / (source_images + seen.double() + images)).clamp_min(least)
 
 
 def blend_weight(images: int, source_images: int) -> float:

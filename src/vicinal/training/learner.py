@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vicinal.data.domains import SourceDomain
 from vicinal.data.episodes import Batch, Drawing
 from vicinal.functional.schedule import one_cycle
+from vicinal.graphs import adam_options
 from vicinal.models.classifier import Classifier
 from vicinal.models.inference import InferenceNet
 from vicinal.registry import Registry
@@ -80,10 +81,12 @@ def make_learner(
         groups.append({"params": list(auxiliary.parameters()), "lr": getattr(config, stage.auxiliary_rate)})
     for group in groups:
         group["peak"] = group["lr"]
+        if device.type == "cuda":  # where a recorded step reads it
+            group["lr"] = torch.tensor(group["lr"], device=device)
     return Learner(
         model,
         phi if stage.uses_phi else None,
-        torch.optim.Adam(groups),
+        torch.optim.Adam(groups, **adam_options(device)),
         config,
         torch.Generator().manual_seed(seed),
         torch.Generator(device=device).manual_seed(seed),
@@ -94,4 +97,8 @@ def make_learner(
 def set_rate(learner: Learner, progress: float) -> None:
     """Set every step size to its place in the one-cycle schedule."""
     for group in learner.optimizer.param_groups:
-        group["lr"] = group["peak"] * one_cycle(progress)
+        rate = group["peak"] * one_cycle(progress)
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

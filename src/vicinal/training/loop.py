@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from vicinal.data.domains import LabelledImages, SourceDomain
-from vicinal.data.episodes import Episode, Episodes
+from vicinal.data.episodes import Batch, Episode, Episodes
 from vicinal.data.transforms import to_float
 from vicinal.errors import TrainingError
+from vicinal.graphs import Recorder
 from vicinal.models.classifier import Classifier
-from vicinal.training.learner import Learner, Stage, Terms, set_rate
+from vicinal.training.learner import Learner, Stage, Step, Terms, set_rate
 from vicinal.training.progress import Progress, StopRequest
 from vicinal.training.scalars import Scalars
 from vicinal.training.state import Best, Facts, load_state, save_state
@@ -41,12 +43,12 @@ def run_stage(
     best, facts, done = Best(), {**(facts or {}), "domains": _counts(sources)}, 0
     if resume and path is not None and path.exists():
         done = load_state(path, learner, best, stage.name, facts)
-    scalars = Scalars(folder)
+    scalars, step = Scalars(folder), _recorded(stage, learner)
     before, started = learner.seconds, time.perf_counter()
     progress.start(stage.name, learner.config.iterations, done)
     try:
         for iteration, episode in enumerate(_episodes(stage, learner, sources, done), start=done + 1):
-            _iterate(stage, learner, sources, episode, best, iteration, progress, scalars)
+            _iterate(stage, step, learner, sources, episode, best, iteration, progress, scalars)
             learner.seconds = before + time.perf_counter() - started
             last = iteration == learner.config.iterations
             if path is not None and (last or stop.asked or iteration % learner.config.save_every == 0):
@@ -72,8 +74,23 @@ def _counts(sources: Sequence[SourceDomain]) -> dict[str, int]:
     return {source.name: len(source.train) for source in sources}
 
 
+def _recorded(stage: Stage, learner: Learner) -> Step:
+    """Return the step of a stage, on a GPU recorded after its first runs: it is the same work every time."""
+    recorder = Recorder((learner.noise,))
+
+    def on_tensors(*tensors: Tensor) -> dict[str, Tensor]:
+        pairs = [Batch(*tensors[start : start + 2]) for start in range(0, len(tensors), 2)]
+        return dict(stage.step(learner, tuple(pairs)))
+
+    def step(_: Learner, batches: tuple[Batch, ...]) -> Terms:
+        return recorder.run(on_tensors, *(tensor for batch in batches for tensor in batch))
+
+    return step
+
+
 def _iterate(
     stage: Stage,
+    step: Step,
     learner: Learner,
     sources: Sequence[SourceDomain],
     episode: Episode,
@@ -87,7 +104,7 @@ def _iterate(
     if learner.auxiliary is not None:
         learner.auxiliary.train()
     set_rate(learner, (iteration - 1) / config.iterations)
-    terms = stage.step(learner, episode.batches)
+    terms = step(learner, episode.batches)
     # Later episodes may be drawn already: what a resumed run goes on from is the state after this one.
     learner.draws.set_state(episode.state)
     validate = iteration % config.validate_every == 0 or iteration == config.iterations

@@ -1,0 +1,106 @@
+"""Steps recorded as CUDA graphs: hundreds of small kernels that one call starts.
+
+On small images and small batches a GPU waits for Python: starting the kernels of a step takes several times
+as long as running them. A step that does the same work on every batch of a shape is recorded once and
+replayed. Everywhere but on a GPU, and where a step refuses to be recorded, it runs as it is written.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# A step runs as written this often before it is recorded: libraries set themselves up on first use.
+WARM_UP = 2
+Outputs = dict[str, Tensor]
+Step = Callable[..., Outputs]
+Signature = tuple[tuple[torch.Size, torch.dtype], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Tape:
+    """A recorded step with the memory it reads its inputs from and writes its outputs to."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: tuple[Tensor, ...]
+    outputs: Outputs
+
+    def replay(self, inputs: Sequence[Tensor]) -> Outputs:
+        torch._foreach_copy_(self.inputs, list(inputs))
+        self.graph.replay()
+        return {name: value.clone() for name, value in self.outputs.items()}  # the next replay overwrites
+
+
+class Recorder:
+    """Recordings of one step, one for every shape of its inputs that comes often enough.
+
+    The step reads its inputs and changes tensors that stay where they are. Whoever moves one of them (a new
+    optimizer state, another device) or changes a number that is none calls `forget`. `generators` are those
+    the step draws from: a replay goes on where the last one stopped.
+    """
+
+    def __init__(self, generators: Sequence[torch.Generator] = ()) -> None:
+        self._generators = tuple(generators)
+        self._stream: torch.cuda.Stream | None = None
+        self.refused = ""  # why the step cannot be recorded
+        self.forget()
+
+    def forget(self) -> None:
+        """Throw the recordings away; the next steps make new ones."""
+        self._tapes: dict[Signature, _Tape] = {}
+        self._runs: dict[Signature, int] = {}
+
+    @property
+    def recordings(self) -> int:
+        """How many recordings there are."""
+        return len(self._tapes)
+
+    def run(self, step: Step, *inputs: Tensor) -> Outputs:
+        """Return what the step returns, having done what it does."""
+        if self.refused or any(value.device.type != "cuda" for value in inputs):
+            return step(*inputs)
+        signature = tuple((value.shape, value.dtype) for value in inputs)
+        if signature not in self._tapes:
+            self._runs[signature] = self._runs.get(signature, 0) + 1
+            if self._runs[signature] <= WARM_UP:
+                return self._aside(step, inputs)
+            if not self._record(step, signature, inputs):
+                return step(*inputs)
+        return self._tapes[signature].replay(inputs)
+
+    def _aside(self, step: Step, inputs: Sequence[Tensor]) -> Outputs:
+        """Run the step on the stream that will record it."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            outputs = step(*inputs)
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return outputs
+
+    def _record(self, step: Step, signature: Signature, inputs: Sequence[Tensor]) -> bool:
+        """Record the step; return whether it could be. Nothing is computed meanwhile."""
+        graph, held = torch.cuda.CUDAGraph(), tuple(value.clone() for value in inputs)
+        for generator in self._generators:
+            graph.register_generator_state(generator)
+        try:
+            # Other threads may go on making batches.
+            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+                outputs = step(*held)
+        except RuntimeError as error:
+            self.refused = " ".join(str(error).split())
+            return False
+        self._tapes[signature] = _Tape(graph, held, outputs)
+        return True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Recorder":
+        """Return a recorder without recordings: those read and write the original's tensors."""
+        return Recorder([copy.deepcopy(generator, memo) for generator in self._generators])
+
+
+def adam_options(device: torch.device) -> dict[str, Any]:
+    """Return how Adam runs on a device: on a GPU in few kernels, all of whose numbers live there."""
+    return {"fused": True, "capturable": True} if device.type == "cuda" else {}
