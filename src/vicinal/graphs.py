@@ -6,7 +6,7 @@ replayed. Everywhere but on a GPU, and where a step refuses to be recorded, it r
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 # A step runs as written this often before it is recorded: libraries set themselves up on first use.
-WARM_UP = 2
+WARM_UP = 1
 Outputs = dict[str, Tensor]
 Step = Callable[..., Outputs]
-Signature = tuple[tuple[torch.Size, torch.dtype], ...]
+Signature = tuple[Hashable, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,11 +58,14 @@ class Recorder:
         """How many recordings there are."""
         return len(self._tapes)
 
-    def run(self, step: Step, *inputs: Tensor) -> Outputs:
-        """Return what the step returns, having done what it does."""
+    def run(self, step: Step, *inputs: Tensor, variant: Hashable = None) -> Outputs:
+        """Return what the step returns, having done what it does.
+
+        `variant` tells apart steps that do not do the same on inputs of one shape.
+        """
         if self.refused or any(value.device.type != "cuda" for value in inputs):
             return step(*inputs)
-        signature = tuple((value.shape, value.dtype) for value in inputs)
+        signature = (variant, *((value.shape, value.dtype) for value in inputs))
         if signature not in self._tapes:
             self._runs[signature] = self._runs.get(signature, 0) + 1
             if self._runs[signature] <= WARM_UP:
@@ -104,3 +107,33 @@ class Recorder:
 def adam_options(device: torch.device) -> dict[str, Any]:
     """Return how Adam runs on a device: on a GPU in few kernels, all of whose numbers live there."""
     return {"fused": True, "capturable": True} if device.type == "cuda" else {}
+
+
+def suited(saved: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return a saved state for the device of this optimizer: how it runs there does not come from a file."""
+    groups = [
+        {**group, **{name: own[name] for name in ("fused", "capturable") if name in own}}
+        for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    return {**saved, "param_groups": groups}
+
+
+@torch.no_grad()
+def overwritten(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> bool:
+    """Write a saved state into the tensors an optimizer has; return False, having done nothing, if it cannot.
+
+    A tensor that the saved state does not have yet becomes zero, which is what Adam and SGD start from.
+    """
+    own, saved = optimizer.state_dict(), suited(saved, optimizer)
+    if saved["param_groups"] != own["param_groups"] or not saved["state"].keys() <= own["state"].keys():
+        return False
+    pairs = [
+        (value, saved["state"].get(index, {}).get(name))
+        for index, entry in own["state"].items()
+        for name, value in entry.items()
+    ]
+    if not all(isinstance(value, Tensor) for value, _ in pairs):
+        return False
+    for value, before in pairs:
+        value.zero_() if before is None else value.copy_(before)
+    return True

@@ -21,7 +21,7 @@ from vicinal.checkpoint import Trained
 from vicinal.data.augment import Augment
 from vicinal.data.augmix import AugMix
 from vicinal.errors import AdapterError, ConfigError
-from vicinal.graphs import Recorder
+from vicinal.graphs import Recorder, overwritten, suited
 from vicinal.models.backbones import Preprocessing
 from vicinal.models.classifier import Classifier
 from vicinal.models.wrap import Wrapped
@@ -143,7 +143,8 @@ class Adapter(nn.Module, ABC):
         self.draws = None
         if self.settings.episodic:
             self.reset()
-        made = self.recorder.run(self._adapted, x) if self._records() else self._adapted(x)
+        watched = self.observer is not None
+        made = self.recorder.run(self._adapted, x, variant=watched) if self._records() else self._adapted(x)
         self.draws = made.get("draws")
         self.steps_taken += 1
         if self.observer is not None and "observed.z" in made:
@@ -220,14 +221,20 @@ class Adapter(nn.Module, ABC):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restore what `get_extra_state` returned."""
         if self.optimizer is not None:
-            # Copied again: the optimizer adopts the tensors it is given and would write into the snapshot.
-            with torch.inference_mode(False):
-                self.optimizer.load_state_dict(_suited(copy.deepcopy(state["optimizer"]), self.optimizer))
-        self.recorder.forget()  # the optimizer now writes elsewhere
+            self._bring_back(self.optimizer, state["optimizer"])
         self.generator.set_state(state["generator"].cpu())
         device = self.generator.device
         self.memory = {name: value.clone().to(device) for name, value in state.get("memory", {}).items()}
         self.steps_taken = state["steps"]
+
+    def _bring_back(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+        """Bring an optimizer to a saved state, in the tensors that recordings write to where that can be."""
+        if self.recorder.recordings and overwritten(optimizer, saved):
+            return
+        # Copied again: the optimizer adopts the tensors it is given and would write into the snapshot.
+        with torch.inference_mode(False):
+            optimizer.load_state_dict(suited(copy.deepcopy(saved), optimizer))
+        self.recorder.forget()
 
     def checked(self, x: Tensor) -> Tensor:
         """Return the batch as the model takes it; raise where it cannot be taken."""
@@ -246,13 +253,6 @@ class Adapter(nn.Module, ABC):
                 "the batch holds pixels that are not finite: it was refused, nothing was updated"
             )
         return (x.clone() if x.is_inference() else x).to(next(self.model.parameters()).dtype)
-
-
-def _suited(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return an optimizer's state for the device of this one: how it runs there is no part of a stream."""
-    for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True):
-        saved |= {name: own[name] for name in ("fused", "capturable") if name in own}
-    return state
 
 
 def _cut_off(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:

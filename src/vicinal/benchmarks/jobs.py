@@ -17,7 +17,7 @@ from filelock import FileLock
 from vicinal.adapters.contract import adapt
 from vicinal.benchmarks.compare import Result, compare
 from vicinal.benchmarks.plan import FIXED, OUT_OF_FOLD, SCALES, MeasureRun, TrainRun
-from vicinal.benchmarks.prepare import Prepared, prepare_training, settle
+from vicinal.benchmarks.prepare import Prepared, load_for, prepare_training, settle
 from vicinal.benchmarks.store import Store
 from vicinal.benchmarks.workers import Desk
 from vicinal.checkpoint import Trained, load
@@ -155,7 +155,8 @@ class MeasureJob:
         """Append a record for every target that has none; a joint stream has one for all."""
         run = self.run
         # Kept, since it reads no line twice.
-        store: Store = desk.keep("store", str(self.place.out), lambda: Store(self.place.out))
+        out = self.place.out
+        store: Store = desk.keep(f"store of {out}", "", lambda: Store(out))
         done = store.done()
         missing = [target for target in run.results if (run.key, target) not in done]
         ready = _prepared(self.training, self.place, desk)
@@ -178,8 +179,11 @@ def _prepared(run: TrainRun, place: Place, desk: Desk) -> Prepared:
     def decoding(done: int, total: int) -> None:
         desk.say("reading images", done, total)
 
-    ready: Prepared = desk.keep("data", run.key, lambda: prepare_training(request, decoding))
-    return ready
+    # Trainings that differ in the algorithm alone, and the measurements on their models, share the images.
+    images = {name: run.about[name] for name in ("data", "data_options", "preprocessing")}
+    key = json.dumps([images, run.seed], sort_keys=True)
+    data = desk.keep("data", key, lambda: load_for(request, decoding))
+    return prepare_training(request, data=data)
 
 
 def _with_choice(trained: Trained, choice: ChooseJob | None) -> Trained:

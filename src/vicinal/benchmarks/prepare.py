@@ -79,21 +79,29 @@ def settle(request: TrainRequest) -> Settled:
     return Settled(backbone, weights, preprocessing, config, out_of_fold)
 
 
-def prepare_training(request: TrainRequest, decoding: Decoding | None = None) -> Prepared:
-    """Return the loaded data and the settings of a training; cheap checks come before the images are read."""
-    settled = settle(request)
-    entry = DATASETS[request.data] if request.data in DATASETS else None  # noqa: SIM401
-    data = load_dataset(
+def load_for(request: TrainRequest, decoding: Decoding | None = None) -> DomainSet:
+    """Return the images that a training asks for, as its backbone takes them."""
+    preprocessing = settle(request).preprocessing
+    return load_dataset(
         request.data,
-        settled.preprocessing.size,
-        settled.preprocessing.channels,
-        fit=settled.preprocessing.fit,
+        preprocessing.size,
+        preprocessing.channels,
+        fit=preprocessing.fit,
         seed=request.seed,
         skip_bad=request.skip_bad,
         progress=decoding,
         data_dir=request.data_dir,
         options=request.data_options,
     )
+
+
+def prepare_training(
+    request: TrainRequest, decoding: Decoding | None = None, data: DomainSet | None = None
+) -> Prepared:
+    """Return the data, loaded unless they are given, and the settings of a training."""
+    settled = settle(request)  # cheap checks come before the images are read
+    entry = DATASETS[request.data] if request.data in DATASETS else None  # noqa: SIM401
+    data = data or load_for(request, decoding)
     min_sources = entry.min_sources if entry else MIN_SOURCES
     targets = request.targets or _default_targets(request.data, data)
     roles = assign_roles(data, targets, min_sources, request.sources)

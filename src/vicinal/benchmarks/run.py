@@ -65,12 +65,21 @@ def devices_for(device: str, workers: int) -> list[str]:
 def run_plan(
     plan: Plan, place: Place, devices: Sequence[str], listen: Listen, *, start: str = "spawn"
 ) -> list[Failure]:
-    """Train and measure what is not on disk yet; return what could not be done.
+    """Train and measure what is not on disk yet; return what could not be done."""
+    return run_plans([(plan, place)], devices, listen, start=start)
+
+
+def run_plans(
+    parts: Sequence[tuple[Plan, Place]], devices: Sequence[str], listen: Listen, *, start: str = "spawn"
+) -> list[Failure]:
+    """Do what several plans, each in its place, have left to do, by the same workers.
 
     `start` is how processes begin: "spawn", or "fork" where nothing but the CPU is used.
     """
-    write_index(plan, place.out)
-    tasks = make_tasks(plan, place, Store(place.out).done())
+    tasks = []
+    for plan, place in parts:
+        write_index(plan, place.out)
+        tasks += make_tasks(plan, place, Store(place.out).done())
     if not tasks:
         return []
     with _terminated_like_interrupted(), Crew(_work, devices[: len(tasks)], start) as crew:

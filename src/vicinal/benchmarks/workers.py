@@ -41,7 +41,7 @@ class Desk:
 
     def keep(self, kind: str, key: str, make: Callable[[], Any]) -> Any:
         """Return what `make` makes, kept until another key of its kind is asked for."""
-        if self.kept.get(kind, ("",))[0] != key:
+        if kind not in self.kept or self.kept[kind][0] != key:
             self.kept.pop(kind, None)  # room for the new one before it is made
             self.kept[kind] = (key, make())
         return self.kept[kind][1]

@@ -1,6 +1,6 @@
 """`vicinal reproduce`: a table of the paper, trained, measured and set beside the paper's figures."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,34 +18,31 @@ from vicinal.benchmarks.run import (
     devices_for,
     missing_data,
     records_of,
-    run_plan,
+    run_plans,
     without_data,
 )
 from vicinal.benchmarks.schedule import Failure
 from vicinal.benchmarks.spec import SUFFIX, Spec, load_spec, spec_names
 from vicinal.benchmarks.store import Store
 from vicinal.cli.console import DataDir, Device, at_least_one, device_named, out
-from vicinal.evaluation.record import Record
 from vicinal.report.bars import Bars
 from vicinal.report.benchmark import write_benchmark
 from vicinal.report.reproduced import QUICK, WORDS, expectations_of, results_rich, write_readme
 
 
 @dataclass(frozen=True)
-class Asked:
+class Limits:
     """What of a spec to run, and how to write that down again."""
 
-    name: str
     only: tuple[str, ...] = ()
     seeds: int | None = None
     quick: bool = False
     backbone: str | None = None
     weights: str | None = None
 
-    @property
-    def command(self) -> str:
-        """The command that asks for the same."""
-        words = ["vicinal", "reproduce", self.name]
+    def command(self, name: str) -> str:
+        """Return the command that asks for the same."""
+        words = ["vicinal", "reproduce", name]
         words += [f"--only {_quoted(word)}" for word in self.only]
         words += [f"--seeds {self.seeds}"] if self.seeds else []
         words += ["--quick"] if self.quick else []
@@ -64,10 +61,38 @@ class Asked:
         )
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A table to run: its spec, all its runs, where they go, and the data that are not here."""
+
+    spec: Spec
+    whole: Plan
+    place: Place
+    missing: tuple[Missing, ...]
+    command: str
+
+    @property
+    def left(self) -> Plan:
+        """The runs whose data are here."""
+        return without_data(self.whole, self.missing)
+
+
+def _table(name: str, limits: Limits, out_dir: Path | None, data_dir: Path | None, several: bool) -> Asked:
+    spec = load_spec(name)
+    folder = spec.name + ("-quick" if limits.quick else "")
+    whole = limits.plan(spec)
+    parent = out_dir if several else None
+    chosen = out_dir if out_dir and not several else (parent or Path("results")) / folder
+    command = limits.command(name if name.endswith(SUFFIX) else spec.name)
+    return Asked(spec, whole, Place(chosen, data_dir), tuple(missing_data(whole, data_dir)), command)
+
+
 def reproduce_command(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="A table of the paper (see --list), or a spec of your own, a .toml file."),
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Tables of the paper (see --list), or specs of your own, .toml files.", metavar="[NAME]..."
+        ),
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="Show every table there is.")] = False,
     only: Annotated[
@@ -82,41 +107,34 @@ def reproduce_command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done, how long it takes and what is missing.")
     ] = False,
-    out_dir: Annotated[Path | None, typer.Option("--out", help="Default: results/NAME.")] = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Default: results/NAME. Of several tables: DIR/NAME each.")
+    ] = None,
     workers: Annotated[int, typer.Option(help="Processes side by side; 0: one a core, or one a GPU.")] = 0,
     device: Device = "auto",
     data_dir: DataDir = None,
 ) -> None:
-    """Train and measure what a table of the paper needs; print the paper's figures beside ours.
+    """Train and measure what tables of the paper need; print the paper's figures beside ours.
 
     Goes on where it was stopped, by whatever: models and records that are there are not made again. Without
     some data set the rest is run, and the exit code is 1.
     """
-    if show or name is None:
+    if show or not names:
         _list()
         return
-    spec = load_spec(name)
-    asked = Asked(
-        name if name.endswith(SUFFIX) else spec.name,
-        tuple(only or ()),
-        None if seeds is None else at_least_one(seeds, "--seeds"),
-        quick,
-        backbone,
-        weights,
-    )
-    place = Place(out_dir or Path("results") / (spec.name + ("-quick" if quick else "")), data_dir)
-    whole = asked.plan(spec)
-    missing = missing_data(whole, data_dir)
+    count = None if seeds is None else at_least_one(seeds, "--seeds")
+    limits = Limits(tuple(only or ()), count, quick, backbone, weights)
+    tables = [_table(name, limits, out_dir, data_dir, len(names) > 1) for name in dict.fromkeys(names)]
     devices = devices_for(device_named(device), workers)
     if dry_run:
-        _show_plan(spec, whole, place, devices, missing)
+        for table in tables:
+            _show_plan(table, devices)
         return
     with Bars(out) as bars:
-        failures = run_plan(without_data(whole, missing), place, devices, bars.count)
-    records = records_of(whole, Store(place.out))
-    notes = notes_of(missing, failures)
-    if records:
-        _report(spec, records, place.out, asked.command, notes)
+        failures = run_plans([(t.left, t.place) for t in tables], devices, bars.count)
+    for table in tables:
+        _report(table, [] if len(tables) > 1 else failures)
+    notes = notes_of(dict.fromkeys(item for table in tables for item in table.missing), failures)
     for note in notes:
         out.print(note, style="red", markup=False, highlight=False)
     if notes:
@@ -134,10 +152,9 @@ def _list() -> None:
     out.print(table)
 
 
-def _show_plan(
-    spec: Spec, whole: Plan, place: Place, devices: Sequence[str], missing: Sequence[Missing]
-) -> None:
+def _show_plan(asked: Asked, devices: Sequence[str]) -> None:
     """Print what a run would do."""
+    spec, whole, place = asked.spec, asked.whole, asked.place
     kind = devices[0].partition(":")[0]
     found = estimate(whole, place, kind, frozenset(Store(place.out).done()))
     out.print(f"{spec.name}: {spec.title} ({spec.paper})", highlight=False, markup=False)
@@ -155,7 +172,7 @@ def _show_plan(
         out.print(line, highlight=False, markup=False)
     for weights in needed_weights(whole):
         out.print(f"pretrained weights: {weights}", highlight=False, markup=False)
-    for note in notes_of(missing, []):
+    for note in notes_of(asked.missing, []):
         out.print(note, style="red", highlight=False, markup=False)
 
 
@@ -183,7 +200,7 @@ def duration(seconds: float) -> str:
     return f"{max(1.0, seconds):.0f} seconds"
 
 
-def notes_of(missing: Sequence[Missing], failures: Sequence[Failure]) -> list[str]:
+def notes_of(missing: Iterable[Missing], failures: Sequence[Failure]) -> list[str]:
     """Return what is missing, a line for each reason."""
     lines = [f"missing data: {item.data}: {item.how}" for item in missing]
     for why in dict.fromkeys(failure.why for failure in failures):
@@ -194,10 +211,14 @@ def notes_of(missing: Sequence[Missing], failures: Sequence[Failure]) -> list[st
     return lines
 
 
-def _report(spec: Spec, records: Sequence[Record], folder: Path, command: str, notes: Sequence[str]) -> None:
+def _report(asked: Asked, failures: Sequence[Failure]) -> None:
     """Print the table and what was expected; write README, page and figures."""
+    spec, folder = asked.spec, asked.place.out
+    records = records_of(asked.whole, Store(folder))
+    if not records:
+        return
     write_benchmark(spec, records, folder)
-    write_readme(spec, records, folder, command, notes)
+    write_readme(spec, records, folder, asked.command, notes_of(asked.missing, failures))
     out.print(results_rich(spec, records))
     for one in expectations_of(spec, records):
         style = {True: "green", False: "red", None: "dim"}[one.met]

@@ -22,7 +22,7 @@ from vicinal.functional.losses import label_cross_entropy
 from vicinal.models.inference import StreamInferenceNet
 from vicinal.training.config import OutOfFoldConfig
 from vicinal.training.fit_phi import fit_phi
-from vicinal.training.left_out import LeftOutStream, Lesson, play_all, predictions
+from vicinal.training.left_out import LeftOutStream, Lesson, play_all, predict_all
 from vicinal.training.loop import StoppedError
 from vicinal.training.progress import Progress, StopRequest
 from vicinal.types import Head
@@ -76,7 +76,7 @@ def choose_rule(
     progress.start("choose", len(trials) + len(baselines) + 2)
     anchor_phi = _fit_on_still_models(streams, config, seed)
     progress.advance(1, {})
-    ready = [replace(stream, trained=replace(stream.trained, anchor_phi=anchor_phi)) for stream in streams]
+    ready = _labelled_by(anchor_phi, streams)
     tried: list[tuple[Row, list[Lesson]]] = []
     for settings in trials:
         _heed(stop)
@@ -145,6 +145,12 @@ def _fit_on_still_models(
     )
 
 
+def _labelled_by(phi: StreamInferenceNet, streams: Sequence[LeftOutStream]) -> list[LeftOutStream]:
+    """Return the streams with phi given to their models."""
+    owners = {id(stream.trained): replace(stream.trained, anchor_phi=phi) for stream in streams}
+    return [replace(stream, trained=owners[id(stream.trained)]) for stream in streams]
+
+
 def _grid(methods: Sequence[str], kinds: Sequence[str], sizes: Sequence[float]) -> list[tuple[str, Settings]]:
     return [
         (name, configure(METHODS[name].defaults, {"lr": lr, "statistics": kind}))
@@ -153,7 +159,7 @@ def _grid(methods: Sequence[str], kinds: Sequence[str], sizes: Sequence[float]) 
 
 
 def _try_baseline(method: str, settings: Settings, streams: Sequence[LeftOutStream]) -> Row:
-    outputs = [predictions(METHODS[method].build(stream.trained, settings), stream) for stream in streams]
+    outputs = predict_all(partial(METHODS[method].build, settings=settings), streams)
     return _row(method, method, settings, _scores(streams, outputs))
 
 

@@ -1,6 +1,6 @@
 """Streams of domains that a model never saw: source data, with labels, played as if it were a target's."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -137,5 +137,24 @@ def predictions(adapter: Adapter, left_out: LeftOutStream) -> Tensor:
 
 
 def play_all(build: Callable[[Trained], Adapter], streams: Sequence[LeftOutStream]) -> list[Played]:
-    """Play every stream with an adapter of its own."""
-    return [play(build(stream.trained), stream) for stream in streams]
+    """Play every stream from the start."""
+    return [play(adapter, stream) for adapter, stream in from_the_start(build, streams)]
+
+
+def predict_all(build: Callable[[Trained], Adapter], streams: Sequence[LeftOutStream]) -> list[Tensor]:
+    """Return the predictions (M, C) on every stream, each from the start."""
+    return [predictions(adapter, stream) for adapter, stream in from_the_start(build, streams)]
+
+
+def from_the_start(
+    build: Callable[[Trained], Adapter], streams: Sequence[LeftOutStream]
+) -> Iterator[tuple[Adapter, LeftOutStream]]:
+    """Yield every stream with an adapter that has seen nothing yet; streams of one model share it, reset."""
+    adapter: Adapter | None = None
+    owner: Trained | None = None
+    for stream in streams:
+        if adapter is None or stream.trained is not owner:
+            adapter, owner = build(stream.trained), stream.trained
+        else:
+            adapter.reset()
+        yield adapter, stream

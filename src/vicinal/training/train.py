@@ -97,6 +97,8 @@ def train_model(
         model = build_classifier(
             spec.backbone, len(spec.classes), weights=spec.weights, preprocessing=spec.preprocessing
         ).to(run.device)
+        if run.device.type == "cuda":  # how its tensor cores take images: half as fast again on small ones
+            model = model.to(memory_format=torch.channels_last)
         phi = InferenceNet(model.head.in_features, layers=config.phi_layers).to(run.device)
     facts = {"sources": [source.name for source in sources], "seed": config.seed, **provenance}
     extras: dict[str, Tensor] = {}

@@ -1,0 +1,64 @@
+"""Steps recorded on a GPU: a method predicts as it does when its step runs as written."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vicinal import graphs
+from vicinal.adapters.contract import METHODS
+from vicinal.checkpoint import Trained
+from vicinal.types import Head
+
+STEADY = sorted(name for name in METHODS if METHODS[name].build.steady)
+EAGER = 10**6  # runs before a step is recorded
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def on_gpu(source: Trained) -> Trained:
+    moved: dict[str, Any] = {}
+    for field in dataclasses.fields(source):
+        value = getattr(source, field.name)
+        if isinstance(value, nn.Module):
+            moved[field.name] = value.cuda()
+    extras = {name: value.cuda() for name, value in source.extras.items()}
+    return dataclasses.replace(source, **moved, extras=extras)
+
+
+@pytest.mark.parametrize("net", ["small", "vit"])
+@pytest.mark.parametrize("statistics", ["own", "stream"])
+@pytest.mark.parametrize("method", STEADY)
+def test_it_predicts_as_it_does_unrecorded(
+    make_case: Any, method: str, statistics: str, net: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with a short batch, after a reset, with an observer, and from a saved state."""
+    case = make_case(method, net)
+    source = on_gpu(case.source())
+    options = {} if statistics == "own" else {"statistics": statistics}
+    batches = [batch.cuda() for batch in case.stream(6, 6, 6, 6, 4, 6, 6)]
+
+    def told(warm_up: int) -> tuple[list[Tensor], int]:
+        monkeypatch.setattr(graphs, "WARM_UP", warm_up)
+        adapter = case.adapt(source, lr=1e-4, **options)
+        found = [adapter(batch) for batch in batches]
+        saved = adapter.state_dict()
+        adapter.reset()
+        found += [adapter(batch) for batch in batches[:3]]
+        adapter.load_state_dict(saved)
+        seen: list[Tensor] = []
+
+        def watch(z: Tensor, logits: Tensor, head: Head) -> None:
+            seen.append(logits)
+
+        adapter.observer = watch
+        found += [adapter(batch) for batch in batches[:3]]
+        return [*found, *seen], adapter.recorder.recordings
+
+    (eager, none), (recorded, some) = told(EAGER), told(1)
+    assert none == 0
+    assert some > 0
+    assert len(eager) == len(batches) + 9
+    for a, b in zip(eager, recorded, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-2)  # a GPU adds up in any order
