@@ -59,6 +59,7 @@ def test_it_predicts_as_it_does_unrecorded(
     (eager, none), (recorded, some) = told(EAGER), told(1)
     assert none == 0
     assert some > 0
-    assert len(eager) == len(batches) + 9
+    # Where the pass whose gradient is taken predicts as well, there is nothing to observe.
+    assert len(eager) in (len(batches) + 6, len(batches) + 9)
     for a, b in zip(eager, recorded, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-2)  # a GPU adds up in any order

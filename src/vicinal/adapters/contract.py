@@ -63,6 +63,9 @@ class Settings:
     parameters: Parameters = "all"  # what is updated; "norm": scale and shift of normalization layers
     optimizer: Literal["adam", "sgd"] = "adam"
     momentum: float = 0.9  # of SGD
+    # How far what is updated goes back toward the source after each update. Updates without end can carry a
+    # model anywhere, at any step size; this bounds how far, so that a long stream is like a short one.
+    pull: float = 0.0
     num_samples: int = 10  # draws of w, or of one-hot labels
     augment: Augment | AugMix | None = None  # the update's view; labels and predictions use the clean one
     episodic: bool = False  # back to the source before every batch
@@ -75,10 +78,10 @@ class Settings:
                 raise ConfigError(f"unknown {name} '{getattr(self, name)}': choose from {', '.join(known)}")
         if not isinstance(self.lr, int | float) or not 0 < self.lr < math.inf:
             raise ConfigError(f"an adapter needs lr above 0, not {self.lr!r}")
-        if self.steps < 1 or self.num_samples < 0 or not 0 <= self.momentum < 1:
+        if self.steps < 1 or self.num_samples < 0 or not 0 <= self.momentum < 1 or not 0 <= self.pull < 1:
             raise ConfigError(
-                "an adapter needs steps of at least 1, num_samples of at least 0 "
-                "and momentum of at least 0 and below 1"
+                "an adapter needs steps of at least 1, num_samples of at least 0, "
+                "momentum and pull of at least 0 and below 1"
             )
 
 

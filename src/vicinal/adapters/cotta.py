@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vicinal.adapters.contract import Adapter, Predict, Settings, Traits, register
-from vicinal.adapters.passes import optimizer_for
+from vicinal.adapters.passes import optimizer_for, take_step
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.adapters.teacher import STRONG_VIEW, Follower, report
 from vicinal.checkpoint import Trained
@@ -117,7 +117,7 @@ class Cotta(Adapter):
             logits = self.model(x)
         self.optimizer.zero_grad(set_to_none=True)
         soft_cross_entropy(logits, y).backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
+        take_step(self)
 
     @torch.no_grad()
     def _restore(self) -> None:

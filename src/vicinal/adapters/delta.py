@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vicinal.adapters.contract import Adapter, Parameters, Predict, Settings, Traits, register
-from vicinal.adapters.passes import optimizer_for, update_and_predict
+from vicinal.adapters.passes import optimizer_for, take_step, update_and_predict
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.checkpoint import Trained
 from vicinal.errors import ConfigError
@@ -117,7 +117,7 @@ class Delta(Adapter):
         assert self.optimizer is not None
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
+        take_step(self)
 
     def _loss(self, logits: Tensor) -> Tensor:
         """Return the balanced entropy, and let the class frequency follow."""

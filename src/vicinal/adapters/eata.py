@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vicinal.adapters.contract import Adapter, Parameters, Predict, Settings, Traits, register
-from vicinal.adapters.passes import chosen_parameters, optimizer_for
+from vicinal.adapters.passes import chosen_parameters, optimizer_for, take_step
 from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
 from vicinal.adapters.steps import logits_on, step_and_predict, update_view
 from vicinal.checkpoint import Trained
@@ -124,7 +124,7 @@ class Eata(Adapter):
             self.optimizer.zero_grad(set_to_none=True)
             masked_mean(weight * entropy, chosen).backward()  # type: ignore[no-untyped-call]
             self._pull_back()
-            self.optimizer.step()
+            take_step(self)
             self._remember(p, chosen)
         return logits.detach()
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vicinal.adapters.contract import Adapter, Settings, Traits, register
 from vicinal.adapters.mixed_norm import batch_norms, mixed_norm
-from vicinal.adapters.passes import optimizer_for
+from vicinal.adapters.passes import optimizer_for, take_step
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.checkpoint import Trained
 from vicinal.data.augment import Augment, Draws
@@ -98,7 +98,7 @@ class Memo(Adapter):
             logits = self._pass(views)[1]
             self.optimizer.zero_grad(set_to_none=True)
             marginal_entropy(logits).backward()  # type: ignore[no-untyped-call]
-            self.optimizer.step()
+            take_step(self)
         told = before or self._predict(image, views)
         if not self.settings.online:
             with torch.no_grad():

@@ -55,8 +55,23 @@ def update(adapter: Adapter, x: Tensor, loss: Loss) -> Tensor:
         z, logits = adapter.model.features_and_logits(view)
     adapter.optimizer.zero_grad(set_to_none=True)
     loss(z, logits).backward()  # type: ignore[no-untyped-call]
-    adapter.optimizer.step()
+    take_step(adapter)
     return logits.detach()
+
+
+@torch.no_grad()
+def take_step(adapter: Adapter) -> None:
+    """Take the optimizer's step, then go back toward the source: theta <- theta + pull (theta_s - theta).
+
+    With steps of about `lr` a parameter then stays within lr / pull of the source, however long the stream.
+    """
+    assert adapter.optimizer is not None
+    adapter.optimizer.step()
+    if adapter.settings.pull:
+        updated = {id(value) for group in adapter.optimizer.param_groups for value in group["params"]}
+        moving = {name: value for name, value in adapter.named_parameters() if id(value) in updated}
+        home = [adapter.initial_state[name] for name in moving]
+        torch._foreach_lerp_(list(moving.values()), home, adapter.settings.pull)
 
 
 def update_and_predict(adapter: Adapter, x: Tensor, loss: Loss) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn.functional import log_softmax
 
 from vicinal.adapters.contract import Adapter, Parameters, Predict, Settings, Traits, register
 from vicinal.adapters.mixed_norm import mixed_norm
-from vicinal.adapters.passes import optimizer_for
+from vicinal.adapters.passes import optimizer_for, take_step
 from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
 from vicinal.adapters.teacher import STRONG_VIEW, Follower, report
 from vicinal.checkpoint import Trained
@@ -147,7 +147,7 @@ class Rotta(Adapter):
         unlike = -(y * log_softmax(logits, dim=-1)).sum(-1)
         self.optimizer.zero_grad(set_to_none=True)
         (unlike * timeliness(ages / self.settings.capacity)).mean().backward()
-        self.optimizer.step()
+        take_step(self)
         self.teacher.follow(self.model, self.settings.teacher_rate)
 
     def _updating(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vicinal.adapters.contract import Adapter, Parameters, Predict, Settings, Traits, register
-from vicinal.adapters.passes import optimizer_for
+from vicinal.adapters.passes import optimizer_for, take_step
 from vicinal.adapters.steps import logits_on, step_and_predict, update_view
 from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError, ConfigError
@@ -134,7 +134,7 @@ class Sar(Adapter):
         self._gradient(loss)
         with torch.no_grad():
             torch._foreach_copy_(self._parameters_updated(), start)
-        self.optimizer.step()
+        take_step(self)
         self._recover(loss.detach(), reliable.any())
         return logits.detach()
 

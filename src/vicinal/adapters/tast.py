@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vicinal.adapters.contract import Adapter, Predict, Traits, register
-from vicinal.adapters.passes import as_logits, predict
+from vicinal.adapters.passes import as_logits, predict, take_step
 from vicinal.adapters.supports import SupportSettings, add, one_hot, seed
 from vicinal.checkpoint import Trained
 from vicinal.errors import ConfigError
@@ -143,7 +143,7 @@ class Tast(Adapter):
         loss = self.settings.heads * soft_cross_entropy(logits, targets)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
+        take_step(self)
         return y
 
     def _label(self, projected: Tensor, nearest: Tensor) -> tuple[Tensor, Tensor]:

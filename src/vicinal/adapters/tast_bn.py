@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vicinal.adapters.contract import Adapter, Parameters, Predict, Traits, register
-from vicinal.adapters.passes import as_logits, look, optimizer_for
+from vicinal.adapters.passes import as_logits, look, optimizer_for, take_step
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.adapters.supports import SupportSettings, add, one_hot
 from vicinal.adapters.tast import neighbor_count, neighbor_votes
@@ -113,7 +113,7 @@ class TastBN(Adapter):
         logits = prototype_logits(z, supports, one_hot(self, self.classes), self.settings.scale)
         self.optimizer.zero_grad(set_to_none=True)
         soft_cross_entropy(logits, targets).backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
+        take_step(self)
         return y
 
     def _clean(self, x: Tensor) -> Tensor:

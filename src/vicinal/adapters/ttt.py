@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from vicinal.adapters.contract import Adapter, Parameters, Settings, Traits, register
-from vicinal.adapters.passes import look, optimizer_for, predict
+from vicinal.adapters.passes import look, optimizer_for, predict, take_step
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError, ConfigError
@@ -92,7 +92,7 @@ class Ttt(Adapter):
             z, _ = self.model.features_and_logits(rotated)
         self.optimizer.zero_grad(set_to_none=True)
         cross_entropy(self.rotation(z), turns).backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
+        take_step(self)
 
     def _rotated(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.settings.rotations == "random":

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vicinal.adapters.contract import Adapter, Parameters, Settings, Traits, register
-from vicinal.adapters.passes import optimizer_for, predict
+from vicinal.adapters.passes import optimizer_for, predict, take_step
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.checkpoint import Trained
 from vicinal.data.augment import Augment
@@ -114,7 +114,7 @@ class TttPlus(Adapter):
             loss = loss + weight * self._distance(part, seen[part])
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
+        take_step(self)
         if remember:
             self.memory = {part: self._queued(part, value.detach()) for part, value in seen.items()}
 

@@ -32,6 +32,7 @@ class VnlSettings(Settings):
 
     statistics: StatisticsConfig = field(default_factory=StatisticsConfig)
     predict: Predict = "labels"
+    pull: float = 0.02  # see docs/experiments.md, section 14
     update: Update = "anchored"  # anchored labels plus entropy, entropy alone, or no update
     anchor_weight: float = 1.0  # weight of the cross-entropy with the anchor's labels
     entropy_weight: float = 1.0  # weight of the entropy of the model's own predictions
