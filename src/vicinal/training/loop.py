@@ -43,7 +43,7 @@ def run_stage(
     best, facts, done = Best(), {**(facts or {}), "domains": _counts(sources)}, 0
     if resume and path is not None and path.exists():
         done = load_state(path, learner, best, stage.name, facts)
-    scalars, step = Scalars(folder), _recorded(stage, learner)
+    scalars, step = Scalars(folder), recorded(stage, learner)
     before, started = learner.seconds, time.perf_counter()
     progress.start(stage.name, learner.config.iterations, done)
     try:
@@ -74,7 +74,7 @@ def _counts(sources: Sequence[SourceDomain]) -> dict[str, int]:
     return {source.name: len(source.train) for source in sources}
 
 
-def _recorded(stage: Stage, learner: Learner) -> Step:
+def recorded(stage: Stage, learner: Learner) -> Step:
     """Return the step of a stage, on a GPU recorded after its first runs: it is the same work every time."""
     recorder = Recorder((learner.noise,))
 

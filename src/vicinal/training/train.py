@@ -15,6 +15,7 @@ from vicinal.checkpoint import Trained, load, save
 from vicinal.data.domains import LabelledImages, SourceDomain
 from vicinal.data.pixels import resident
 from vicinal.models.backbones import Preprocessing, build_classifier
+from vicinal.models.classifier import Classifier
 from vicinal.models.inference import InferenceNet
 from vicinal.training import algorithms
 from vicinal.training.choose import choose_rule
@@ -83,6 +84,19 @@ def train(
     return trained
 
 
+def untrained(spec: ModelSpec, config: TrainConfig, device: torch.device) -> tuple[Classifier, InferenceNet]:
+    """Return model and phi as training starts with them, on the device."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = build_classifier(
+            spec.backbone, len(spec.classes), weights=spec.weights, preprocessing=spec.preprocessing
+        ).to(device)
+        if device.type == "cuda":  # how its tensor cores take images: half as fast again on small ones
+            model = model.to(memory_format=torch.channels_last)
+        phi = InferenceNet(model.head.in_features, layers=config.phi_layers).to(device)
+    return model, phi
+
+
 def train_model(
     spec: ModelSpec,
     sources: Sequence[SourceDomain],
@@ -92,14 +106,7 @@ def train_model(
 ) -> Trained:
     """Return the source model after every stage of its algorithm."""
     stages = ALGORITHMS[config.algorithm]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        model = build_classifier(
-            spec.backbone, len(spec.classes), weights=spec.weights, preprocessing=spec.preprocessing
-        ).to(run.device)
-        if run.device.type == "cuda":  # how its tensor cores take images: half as fast again on small ones
-            model = model.to(memory_format=torch.channels_last)
-        phi = InferenceNet(model.head.in_features, layers=config.phi_layers).to(run.device)
+    model, phi = untrained(spec, config, run.device)
     facts = {"sources": [source.name for source in sources], "seed": config.seed, **provenance}
     extras: dict[str, Tensor] = {}
     seconds = 0.0
