@@ -1,0 +1,74 @@
+"""Which cases are timed together: each group in turn, round by round."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+
+from vicinal.benchmarks.bench import goals
+from vicinal.benchmarks.bench.cases import Case, adapter_case, training_case
+from vicinal.benchmarks.bench.references import plain_case, unrolled_case
+from vicinal.benchmarks.bench.scale import Scale, Shape
+
+GROWING = (goals.ERM, goals.FIRST, goals.ANCHORED)
+PROFILED = (goals.ERM, goals.FIRST, goals.SECOND, goals.VNL, goals.ANCHORED)
+
+
+def erm_cases(shape: Shape, device: torch.device) -> list[Case]:
+    """Return the plain loop in its variants, and vicinal's own step."""
+    full, half, compiled = goals.PLAIN
+    cases = [plain_case(full, shape, device, half=False)]
+    if device.type == "cuda":  # elsewhere half precision and a compiler gain little and cost minutes
+        cases.append(plain_case(half, shape, device, half=True))
+        cases.append(plain_case(compiled, shape, device, half=True, compiled=True))
+    return [*cases, training_case(goals.ERM, "erm", shape, device)]
+
+
+def meta_cases(shape: Shape, device: torch.device) -> list[Case]:
+    """Return vicinal's iteration in both orders, and the same by autograd alone."""
+    return [
+        training_case(goals.FIRST, "meta", shape, device),
+        training_case(goals.SECOND, "meta", shape, device, second_order=True),
+        unrolled_case(goals.UNROLLED, shape, device, exact=False),
+        unrolled_case(goals.DOUBLE, shape, device, exact=True),
+    ]
+
+
+def adapter_cases(shape: Shape, device: torch.device) -> list[Case]:
+    """Return test-time steps, from none to the dearest."""
+    return [
+        adapter_case("no adaptation", "erm", shape, device),
+        adapter_case("tent, norm layers", "tent", shape, device),
+        adapter_case(goals.TENT, "tent", shape, device, parameters="all"),
+        adapter_case(goals.VNL, "vnl", shape, device, update="entropy"),
+        adapter_case(goals.ANCHORED, "vnl", shape, device, update="anchored"),
+    ]
+
+
+def goal_groups(scale: Scale, device: torch.device) -> Iterator[tuple[str, list[Case]]]:
+    """Yield the groups that the goals speak of."""
+    shape = scale.shape
+    yield "training", [*erm_cases(shape, device), *meta_cases(shape, device)]
+    if scale.deeper is not None:
+        yield "deeper", meta_cases(replace(shape, backbone=scale.deeper), device)
+    yield "adaptation", adapter_cases(shape, device)
+
+
+def profiled_cases(scale: Scale, device: torch.device) -> list[Case]:
+    """Return vicinal's own steps, to be looked into."""
+    shape = scale.shape
+    every = [*erm_cases(shape, device), *meta_cases(shape, device), *adapter_cases(shape, device)]
+    return [case for case in every if case.name in PROFILED]
+
+
+def growing_shapes(scale: Scale, axis: str) -> dict[str, Shape]:
+    """Return the shapes along one axis, by its values."""
+    return {str(value): scale.shape.along(axis, value) for value in scale.growth[axis]}
+
+
+def growing_cases(subject: str, shapes: Mapping[str, Shape], device: torch.device) -> list[Case]:
+    """Return one of vicinal's steps at each of these shapes."""
+    if subject == goals.ANCHORED:
+        return [adapter_case(name, "vnl", shape, device) for name, shape in shapes.items()]
+    algorithm = "erm" if subject == goals.ERM else "meta"
+    return [training_case(name, algorithm, shape, device) for name, shape in shapes.items()]

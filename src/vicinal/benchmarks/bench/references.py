@@ -1,0 +1,147 @@
+"""What vicinal's steps are held against: a plain PyTorch loop, and meta-learning by double backward.
+
+Each is written as a good engineer would write it today, with nothing of vicinal around it but the nets and
+the formulas of the labels.
+"""
+
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vicinal.benchmarks.bench.cases import (
+    SEED,
+    Case,
+    episode_batches,
+    model_spec,
+    train_config,
+)
+from vicinal.benchmarks.bench.scale import Shape
+from vicinal.benchmarks.bench.timing import Work
+from vicinal.data.episodes import Batch
+from vicinal.functional.losses import label_cross_entropy, soft_cross_entropy
+from vicinal.functional.updates import sgd_step
+from vicinal.models.classifier import Classifier
+from vicinal.models.inference import InferenceNet
+from vicinal.training.config import TrainConfig
+from vicinal.training.learner import ALGORITHMS
+from vicinal.training.meta import MetaGradients, features_and_logits, posterior_labels
+from vicinal.training.train import untrained
+from vicinal.types import Head
+
+
+def autocast(device: torch.device, half: bool) -> AbstractContextManager[Any]:
+    """Return a block whose matrix products run in bfloat16, if asked."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=half)
+
+
+def fused_adam(parameters: list[Tensor], config: TrainConfig, device: torch.device) -> torch.optim.Adam:
+    """Return Adam in one kernel."""
+    return torch.optim.Adam(parameters, lr=config.backbone_lr, fused=device.type == "cuda")
+
+
+def placed(batch: Batch, device: torch.device) -> Batch:
+    """Return a batch with its channels last where tensor cores like that."""
+    if device.type != "cuda":
+        return batch
+    return Batch(batch.x.contiguous(memory_format=torch.channels_last), batch.y)
+
+
+def plain_erm(shape: Shape, device: torch.device, half: bool, compiled: bool) -> Work:
+    """Return a step of cross-entropy on as many images as the two batches of an iteration."""
+    config = train_config(shape)
+    model, _ = untrained(model_spec(shape), config, device)
+    optimizer = fused_adam(list(model.parameters()), config, device)
+    model.train()
+    net = torch.compile(model) if compiled else model
+    x, y = placed(episode_batches(ALGORITHMS["erm"][0], shape, device)[0], device)
+
+    def step() -> None:
+        with autocast(device, half):
+            loss = F.cross_entropy(net(x), y, label_smoothing=config.label_smoothing)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+def plain_case(name: str, shape: Shape, device: torch.device, half: bool, compiled: bool = False) -> Case:
+    """Return the plain loop as a case."""
+    build = partial(plain_erm, shape, device, half, compiled)
+    return Case(name, shape, 2 * shape.batch, build, counted=not compiled)
+
+
+def unrolled_gradients(
+    model: Classifier,
+    phi: InferenceNet,
+    x: Tensor,
+    y: Tensor,
+    config: TrainConfig,
+    noise: torch.Generator,
+    *,
+    exact: bool,
+    half: bool = False,
+) -> MetaGradients:
+    """Return the gradients of theta and phi through an unrolled inner step, by autograd alone.
+
+    `exact` builds the graph of the inner gradient and differentiates through it; else that gradient counts
+    as a constant, and theta's is taken at the updated parameters.
+    """
+    theta = {name: value.detach().requires_grad_() for name, value in model.named_parameters()}
+    buffers, dtype = dict(model.named_buffers()), x.dtype
+
+    def run(at: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        with autocast(x.device, half):
+            z, logits = features_and_logits(model, at, buffers, x)
+        return z.to(dtype), logits.to(dtype)
+
+    z, logits = run(theta)
+    head = Head(theta["head.weight"].detach(), theta["head.bias"].detach())
+    labels = posterior_labels(phi, z.detach(), logits, y, head, config, noise)
+    inner = soft_cross_entropy(logits, labels.y_hat if exact else labels.y_hat.detach())
+    gradient = torch.autograd.grad(inner, list(theta.values()), create_graph=exact)
+    stepped = sgd_step(theta, dict(zip(theta, gradient, strict=True)), config.adapt_lr)
+    outer = F.cross_entropy(run(stepped)[1], y, label_smoothing=config.label_smoothing)
+    total = outer + label_cross_entropy(labels.y_hat, y) + config.kl_weight * labels.kl
+    wanted = [*theta.values(), *phi.parameters()]
+    grads = torch.autograd.grad(total, wanted, allow_unused=True)
+    filled = [torch.zeros_like(v) if g is None else g for v, g in zip(wanted, grads, strict=True)]
+    names = [name for name, _ in phi.named_parameters()]
+    return MetaGradients(
+        dict(zip(theta, filled, strict=False)), dict(zip(names, filled[len(theta) :], strict=True))
+    )
+
+
+def unrolled_step(shape: Shape, device: torch.device, exact: bool, half: bool) -> Work:
+    """Return an iteration of meta-learning as vicinal's, by autograd alone."""
+    config = train_config(shape)
+    model, phi = untrained(model_spec(shape), config, device)
+    optimizer = fused_adam([*model.parameters(), *phi.parameters()], config, device)
+    model.train()
+    noise = torch.Generator(device=device).manual_seed(SEED)
+    batches = episode_batches(ALGORITHMS["meta"][0], shape, device)
+    (x_source, y_source), (x, y) = (placed(batch, device) for batch in batches)
+
+    def step() -> None:
+        with autocast(device, half):
+            loss = F.cross_entropy(model(x_source), y_source, label_smoothing=config.label_smoothing)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        found = unrolled_gradients(model, phi, x, y, config, noise, exact=exact, half=half)
+        for module, gradients in ((model, found.theta), (phi, found.phi)):
+            for name, parameter in module.named_parameters():
+                parameter.grad = gradients[name]
+        optimizer.step()
+
+    return step
+
+
+def unrolled_case(name: str, shape: Shape, device: torch.device, exact: bool) -> Case:
+    """Return unrolled meta-learning as a case, in bfloat16 where there are tensor cores."""
+    half = device.type == "cuda"
+    return Case(name, shape, 2 * shape.batch, partial(unrolled_step, shape, device, exact, half))

@@ -1,0 +1,78 @@
+"""`vicinal bench` for the terminal and its folder: one table, the goals, where the time goes, growth."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from vicinal.benchmarks.bench.goals import judge
+from vicinal.benchmarks.bench.records import FILE, BenchRecord
+from vicinal.report.bench_growth import growth_figure
+from vicinal.report.bench_rows import HEADINGS, goal_line, profile_lines, sections
+from vicinal.report.canvas import figure_png
+from vicinal.report.formats import markdown_text
+from vicinal.report.page import replace_text
+
+PICTURE = "growth.png"
+SMALLER = (
+    "Smaller images, batches and, if quick, nets than the goals speak of: ratios tell, goals are not judged."
+)
+RANDOM = "Images and weights are random: no data set is read and nothing is downloaded."
+COLUMNS = (
+    "Times are medians over rounds in which all cases of a section run in turn, ratios medians over the same "
+    "rounds. The floor is the larger of two: counted operations over the measured rate of large matrix products "
+    "in the step's precision, and the bytes these operations and the optimizer must move over the measured rate "
+    "of a copy. Peak memory is what a step takes on the GPU, its net, gradients, optimizer and recording included."
+)
+
+
+def bench_table(records: Sequence[BenchRecord]) -> Table:
+    """Return the table for a terminal."""
+    table = Table(box=SIMPLE_HEAD)
+    for number, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify="right" if heading in ("Floor", "Times floor") else "left")
+        table.columns[number].overflow = "fold"
+    for heading, rows in sections(records):
+        table.add_section()
+        table.add_row(f"[dim]{escape(heading)}[/dim]")
+        for row in rows:
+            table.add_row(*map(escape, row.cells))
+    return table
+
+
+def notes(records: Sequence[BenchRecord]) -> list[str]:
+    """Return what a reader must know of the run."""
+    return [RANDOM] if all(record.judged for record in records) else [SMALLER, RANDOM]
+
+
+def write_bench(folder: Path, records: Sequence[BenchRecord], command: str) -> None:
+    """Write README.md, and the picture of growth where it was measured."""
+    figure = growth_figure(records)
+    if figure is not None:
+        (folder / PICTURE).write_bytes(figure_png(figure))
+    replace_text(folder / "README.md", readme(records, command, figure is not None))
+
+
+def readme(records: Sequence[BenchRecord], command: str, picture: bool) -> str:
+    """Return the text of a folder: command, goals, table, where the time goes."""
+    facts = records[0]
+    where = f"{facts.device}, torch {facts.versions.get('torch', 'unknown')}."
+    lines = ["# The cost of training and adaptation", "", "```", command, "```", ""]
+    lines += [markdown_text(text) for text in (where, *notes(records))]
+    if any(record.part == "goals" for record in records):
+        lines += ["", "## Goals", "", *(f"- {markdown_text(goal_line(item))}" for item in judge(records))]
+    lines += ["", "## Measured", "", COLUMNS]
+    for heading, rows in sections(records):
+        lines += ["", markdown_text(heading[0].upper() + heading[1:]) + ":", ""]
+        lines += [f"| {' | '.join(HEADINGS)} |", "|---|---|---|---|---:|---:|---|"]
+        lines += [f"| {' | '.join(map(markdown_text, row.cells))} |" for row in rows]
+    said = [f"{record.name}: {record.extra['note']}." for record in records if "note" in record.extra]
+    lines += ["", *(f"- {markdown_text(text)}" for text in said)] if said else []
+    profiles = profile_lines(records)
+    if profiles:
+        lines += ["", "## Where the time goes", "", *(f"- {markdown_text(line)}" for line in profiles)]
+    if picture:
+        lines += ["", "## How cost grows", "", f"![Time and memory against each axis]({PICTURE})"]
+    return "\n".join([*lines, "", f"Every case with all its facts is in `{FILE}`.", ""])
