@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from vicinal.types import Head
 
@@ -15,6 +16,8 @@ class Classifier(nn.Module):
 
     mean: Tensor
     std: Tensor
+    # What the features are computed in, if not in the precision of their weights; head and losses never are.
+    precision: torch.dtype | None = None
 
     def __init__(
         self, features: nn.Module, num_features: int, num_classes: int, mean: list[float], std: list[float]
@@ -25,10 +28,14 @@ class Classifier(nn.Module):
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
 
-    def embed(self, x: Tensor) -> Tensor:
-        """Return the features z (N, d) of images in [0, 1]."""
-        z: Tensor = self.features((x - self.mean) / self.std)
-        return z
+    def embed(self, x: Tensor, state: dict[str, Tensor] | None = None) -> Tensor:
+        """Return the features z (N, d) of images in [0, 1], under other weights and buffers if given."""
+        normal = (x - self.mean) / self.std
+        with torch.autocast(x.device.type, self.precision, enabled=self.precision is not None):
+            z: Tensor = (
+                self.features(normal) if state is None else functional_call(self.features, state, (normal,))
+            )
+        return z.to(x.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (N, C) of images in [0, 1]."""

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from vicinal.functional.inference import posterior, prior
@@ -68,7 +67,7 @@ def features_and_logits(
         for name, value in {**theta, **buffers}.items()
         if name.startswith(prefix)
     }
-    z: Tensor = functional_call(model.features, state, ((x - model.mean) / model.std,))
+    z = model.embed(x, state)
     return z, F.linear(z, theta["head.weight"], theta["head.bias"])
 
 
