@@ -8,7 +8,7 @@ import typer.main
 from vicinal import __version__
 from vicinal.cli import app
 
-COMMANDS = ("demo", "train", "evaluate", "adapt", "compare", "report", "reproduce", "results")
+COMMANDS = ("demo", "train", "evaluate", "adapt", "bench", "compare", "report", "reproduce", "results")
 GROUPS = {"data": ("list", "status", "get", "check")}
 
 

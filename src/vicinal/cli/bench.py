@@ -1,18 +1,19 @@
 """`vicinal bench`: what training and adaptation cost, against plain PyTorch and the arithmetic floor."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
-from vicinal.benchmarks.bench.records import PARTS, Ledger
+from vicinal.benchmarks.bench.records import PARTS, BenchRecord, Ledger, read_bench
 from vicinal.benchmarks.bench.run import Bench, device_name
 from vicinal.benchmarks.bench.scale import scale_for
 from vicinal.cli.console import Device, device_named, out
-from vicinal.errors import UnknownNameError
+from vicinal.errors import DataError, UnknownNameError
 from vicinal.report.bench import bench_table, notes, write_bench
-from vicinal.report.bench_rows import profile_lines
+from vicinal.report.bench_rows import memory_line, profile_lines
 
 
 def bench_command(
@@ -23,6 +24,9 @@ def bench_command(
     only: Annotated[
         list[str] | None, typer.Option(help=f"{', '.join(PARTS)}; may be given again. Default: all.")
     ] = None,
+    show: Annotated[
+        bool, typer.Option("--show", help="Measure nothing: print and write up the records in --out.")
+    ] = False,
     out_dir: Annotated[Path, typer.Option("--out", help="records.jsonl, README.md and growth.png.")] = Path(
         "bench"
     ),
@@ -32,7 +36,20 @@ def bench_command(
     Random images and weights: needs no data and downloads nothing. On a CPU it runs smaller. Exit code 1 if a
     case failed; a goal that is missed is no failure.
     """
-    parts = tuple(dict.fromkeys(only or PARTS))
+    records = read_bench(out_dir) if show else _measure(device, quick, tuple(only or PARTS), out_dir)
+    if not records:
+        raise DataError(f"{out_dir} holds no records: run vicinal bench --out {out_dir}")
+    write_bench(out_dir, records)
+    out.print(bench_table(records))
+    for line in (memory_line(records), *profile_lines(records), *notes(records)):
+        out.print(line, markup=False, highlight=False)
+    out.print(f"{len(records)} records and a README in {out_dir}", markup=False, highlight=False)
+    if any(record.error for record in records):
+        raise typer.Exit(1)
+
+
+def _measure(device: str, quick: bool, parts: Sequence[str], out_dir: Path) -> list[BenchRecord]:
+    """Measure the parts asked for and return all records of the folder."""
     for part in parts:
         if part not in PARTS:
             raise UnknownNameError("part", part, PARTS)
@@ -40,13 +57,6 @@ def bench_command(
     scale = scale_for(place.type, quick)
     ledger = Ledger(out_dir, parts, scale.name, device_name(place))
     with out.status("starting") as status:
-        Bench(scale, place, ledger.add, status.update).run(parts)
-    words = ["vicinal bench", f"--device {place.type}", *(["--quick"] if quick else [])]
-    write_bench(out_dir, ledger.records, " ".join([*words, f"--out {out_dir}"]))
-    out.print(bench_table(ledger.records))
-    for line in (*profile_lines(ledger.records), *notes(ledger.records)):
-        out.print(line, markup=False, highlight=False)
-    out.print(f"{len(ledger.records)} records, a README and plots in {out_dir}", markup=False)
-    failed = [record for record in ledger.records if record.error]
-    if failed:
-        raise typer.Exit(1)
+        say = status.update if out.is_terminal else out.print  # a log keeps what a terminal overwrites
+        Bench(scale, place, ledger.add, say).run(parts)
+    return ledger.records

@@ -10,21 +10,21 @@ from rich.table import Table
 from vicinal.benchmarks.bench.goals import judge
 from vicinal.benchmarks.bench.records import FILE, BenchRecord
 from vicinal.report.bench_growth import growth_figure
-from vicinal.report.bench_rows import HEADINGS, goal_line, profile_lines, sections
+from vicinal.report.bench_rows import HEADINGS, goal_line, memory_line, profile_lines, sections
 from vicinal.report.canvas import figure_png
 from vicinal.report.formats import markdown_text
 from vicinal.report.page import replace_text
 
 PICTURE = "growth.png"
 SMALLER = (
-    "Smaller images, batches and, if quick, nets than the goals speak of: ratios tell, goals are not judged."
+    "Smaller images, batches and, if quick, nets than the goals speak of: ratios tell, no goal is judged."
 )
 RANDOM = "Images and weights are random: no data set is read and nothing is downloaded."
 COLUMNS = (
-    "Times are medians over rounds in which all cases of a section run in turn, ratios medians over the same "
-    "rounds. The floor is the larger of two: counted operations over the measured rate of large matrix products "
-    "in the step's precision, and the bytes these operations and the optimizer must move over the measured rate "
-    "of a copy. Peak memory is what a step takes on the GPU, its net, gradients, optimizer and recording included."
+    "Times are medians over rounds in which all cases of a section run in turn, ratios medians over the same",
+    "rounds. The floor is the larger of two: counted operations over the measured rate of large matrix",
+    "products in the step's precision, and the bytes that these and the optimizer must move over the rate of",
+    "a copy. Peak memory is what a step takes on the GPU: net, gradients, optimizer, activations, recording.",
 )
 
 
@@ -47,12 +47,19 @@ def notes(records: Sequence[BenchRecord]) -> list[str]:
     return [RANDOM] if all(record.judged for record in records) else [SMALLER, RANDOM]
 
 
-def write_bench(folder: Path, records: Sequence[BenchRecord], command: str) -> None:
+def command_of(records: Sequence[BenchRecord], folder: Path) -> str:
+    """Return the command that measures the same again."""
+    device = "cpu" if records[0].device.startswith("CPU") else "cuda"
+    quick = " --quick" if records[0].scale == "quick" else ""
+    return f"vicinal bench --device {device}{quick} --out {folder}"
+
+
+def write_bench(folder: Path, records: Sequence[BenchRecord]) -> None:
     """Write README.md, and the picture of growth where it was measured."""
     figure = growth_figure(records)
     if figure is not None:
         (folder / PICTURE).write_bytes(figure_png(figure))
-    replace_text(folder / "README.md", readme(records, command, figure is not None))
+    replace_text(folder / "README.md", readme(records, command_of(records, folder), figure is not None))
 
 
 def readme(records: Sequence[BenchRecord], command: str, picture: bool) -> str:
@@ -62,8 +69,9 @@ def readme(records: Sequence[BenchRecord], command: str, picture: bool) -> str:
     lines = ["# The cost of training and adaptation", "", "```", command, "```", ""]
     lines += [markdown_text(text) for text in (where, *notes(records))]
     if any(record.part == "goals" for record in records):
-        lines += ["", "## Goals", "", *(f"- {markdown_text(goal_line(item))}" for item in judge(records))]
-    lines += ["", "## Measured", "", COLUMNS]
+        told = [*map(goal_line, judge(records)), memory_line(records)]
+        lines += ["", "## Goals", "", *(f"- {markdown_text(line)}" for line in told)]
+    lines += ["", "## Measured", "", *COLUMNS]
     for heading, rows in sections(records):
         lines += ["", markdown_text(heading[0].upper() + heading[1:]) + ":", ""]
         lines += [f"| {' | '.join(HEADINGS)} |", "|---|---|---|---|---:|---:|---|"]

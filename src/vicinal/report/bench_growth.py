@@ -43,7 +43,7 @@ def growth_figure(records: Sequence[BenchRecord]) -> Figure | None:
     for ax, (unit, value, axis) in zip(panels, places, strict=True):
         for subject, colour in colours.items():
             _draw(ax, axis, groups.get(f"{axis}: {subject}", ()), value, subject, colour)
-        ax.set(xlabel=AXES[axis], ylabel=unit, ylim=(0, None))
+        ax.set(xlabel=AXES[axis], ylabel=unit, ylim=(0, 1.1 * ax.get_ylim()[1]))
         panel_title(ax, axis if axis != "backbone" else "parameters")
     legend(figure, panels)
     return figure
@@ -57,6 +57,7 @@ def _draw(
     if points:
         xs, ys = zip(*sorted(points), strict=True)
         ax.plot(xs, ys, color=colour, lw=1.6, marker="o", ms=4, label=subject)
+        ax.set_xticks(xs, [f"{x:.3g}" for x in xs])
 
 
 def _place(axis: str, record: BenchRecord) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vicinal.benchmarks.bench.goals import DOUBLE, UNROLLED, Judged, judge, of_group
+from vicinal.benchmarks.bench.goals import DOUBLE, GOALS, UNROLLED, Judged, judge, of_group
 from vicinal.benchmarks.bench.profiling import WAITING
 from vicinal.benchmarks.bench.records import BenchRecord
 from vicinal.benchmarks.bench.timing import ratio
@@ -100,19 +100,32 @@ def _against(record: BenchRecord, judged: Judged | None, group: Sequence[BenchRe
 
 def goal_text(judged: Judged) -> str:
     """Return what was asked and whether it was reached."""
-    limit = f"{judged.goal.limit:g}x" if judged.goal.unit == "x" else duration(judged.goal.limit)
-    return f"at most {limit}: {judged.verdict}"
+    return f"at most {_limit(judged)}: {judged.verdict}"
+
+
+def _limit(judged: Judged) -> str:
+    return f"{judged.goal.limit:g}x" if judged.goal.unit == "x" else duration(judged.goal.limit)
 
 
 def goal_line(judged: Judged) -> str:
     """Return a goal with its figure as a sentence."""
     where = {"deeper": ", deeper net"}.get(judged.goal.group, "")
-    if judged.figure is None:
-        return f"{judged.verdict}: {judged.goal.subject}{where}, {goal_text(judged)} ({judged.why})"
-    limit = f"{judged.goal.limit:g}x" if judged.goal.unit == "x" else duration(judged.goal.limit)
-    found = f"{judged.figure:.2f}x {judged.against}" if judged.against else duration(judged.figure)
-    why = f" ({judged.why})" if judged.why else ""
-    return f"{judged.verdict}: {judged.goal.subject}{where}, {found}; asked: at most {limit}{why}"
+    found = duration(judged.figure)
+    if judged.figure is not None and judged.against:
+        found = f"{judged.figure:.2f}x {judged.against}"
+    told = "; ".join(part for part in (found, f"asked: at most {_limit(judged)}", judged.why) if part)
+    return f"{judged.verdict}: {judged.goal.subject}{where}: {told}"
+
+
+def memory_line(records: Sequence[BenchRecord]) -> str:
+    """Return the peak memory of the steps that the goals speak of, as a sentence."""
+    wanted = {(goal.group, goal.subject) for goal in GOALS}
+    told = [
+        f"{record.name}{', deeper net' if record.group == 'deeper' else ''} {size(record.peak_bytes)}"
+        for record in records
+        if (record.group, record.name) in wanted and record.peak_bytes is not None
+    ]
+    return f"peak memory: {', '.join(told) or 'not stated, it is measured on a GPU alone'}"
 
 
 def growth_groups(records: Sequence[BenchRecord]) -> dict[str, list[BenchRecord]]:

@@ -40,7 +40,7 @@ class Case:
     shape: Shape
     images: int  # of one step
     build: Callable[[], Work]
-    counted: bool = True  # whether its arithmetic is counted: not behind a compiler
+    same_as: str = ""  # the case whose arithmetic it does, where a compiler hides its own
 
 
 def model_spec(shape: Shape) -> ModelSpec:
@@ -56,7 +56,9 @@ def train_config(shape: Shape, **options: Any) -> TrainConfig:
 
 def random_images(count: int, size: int, device: torch.device) -> torch.Tensor:
     """Return noise as images are stored: uint8 (N, 3, H, W)."""
-    return torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, device=device)
+    generator = torch.Generator(device=device).manual_seed(SEED)
+    shape = (count, 3, size, size)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, device=device, generator=generator)
 
 
 def random_sources(shape: Shape, train: int, val: int, device: torch.device) -> list[SourceDomain]:

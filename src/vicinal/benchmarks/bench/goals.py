@@ -8,7 +8,7 @@ from vicinal.benchmarks.bench.records import BenchRecord
 from vicinal.benchmarks.bench.timing import ratio
 
 ERM, FIRST, SECOND = "ERM step", "VNL first order", "VNL second order"
-PLAIN = ("plain ERM, float32", "plain ERM, bfloat16", "plain ERM, bfloat16, compiled")
+PLAIN = ("plain ERM", "plain ERM, autocast", "plain ERM, autocast, compiled")
 UNROLLED, DOUBLE = "unrolled, first order", "unrolled, double backward"
 TENT, VNL, ANCHORED = "tent, all parameters", "vnl without anchor", "vnl with anchor"
 LOOP, STREAM = "10,000 VNL iterations", "all PACS online, vnl with anchor"

@@ -7,7 +7,7 @@ import torch
 
 from vicinal.benchmarks.bench import goals
 from vicinal.benchmarks.bench.cases import Case, adapter_case, training_case
-from vicinal.benchmarks.bench.references import plain_case, unrolled_case
+from vicinal.benchmarks.bench.references import compiled_case, plain_case, unrolled_case
 from vicinal.benchmarks.bench.scale import Scale, Shape
 
 GROWING = (goals.ERM, goals.FIRST, goals.ANCHORED)
@@ -20,7 +20,7 @@ def erm_cases(shape: Shape, device: torch.device) -> list[Case]:
     cases = [plain_case(full, shape, device, half=False)]
     if device.type == "cuda":  # elsewhere half precision and a compiler gain little and cost minutes
         cases.append(plain_case(half, shape, device, half=True))
-        cases.append(plain_case(compiled, shape, device, half=True, compiled=True))
+        cases.append(compiled_case(compiled, shape, device, same_as=half))
     return [*cases, training_case(goals.ERM, "erm", shape, device)]
 
 

@@ -22,8 +22,6 @@ class Measurement:
 
 def counted(case: Case, device: torch.device) -> Count | None:
     """Return what one step computes, counted on a copy of its own; None where it cannot be."""
-    if not case.counted:
-        return None
     try:
         work = case.build()
         with counting() as count:
@@ -39,7 +37,10 @@ def measure(
     cases: Sequence[Case], device: torch.device, rounds: int, round_seconds: float, count: bool = True
 ) -> list[Measurement]:
     """Return a measurement of every case, in order; one that fails carries its reason."""
-    counts = {case.name: counted(case, device) if count else None for case in cases}
+    counts: dict[str, Count | None] = {}
+    for case in cases:
+        known = counts.get(case.same_as)
+        counts[case.name] = known if case.same_as or not count else counted(case, device)
     works: dict[str, Work] = {}
     repeats: dict[str, int] = {}
     found: dict[str, Measurement] = {}

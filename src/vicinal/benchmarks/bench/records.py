@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from vicinal.errors import ConfigError
+
 PARTS = ("goals", "profile", "growth")
 FILE = "records.jsonl"
 
@@ -75,12 +77,12 @@ class Ledger:
 
     def __init__(self, folder: Path, parts: Collection[str], scale: str, device: str) -> None:
         self._path = folder / FILE
+        there = read_bench(folder)
+        if any((record.scale, record.device) != (scale, device) for record in there):
+            held = f"{there[0].device}, {there[0].scale}"
+            raise ConfigError(f"{folder} holds records of another run ({held}): choose another --out")
         folder.mkdir(parents=True, exist_ok=True)
-        self.records = [
-            record
-            for record in read_bench(folder)
-            if record.part not in parts and (record.scale, record.device) == (scale, device)
-        ]
+        self.records = [record for record in there if record.part not in parts]
         self._path.write_text("".join(as_line(record) + "\n" for record in self.records), encoding="utf-8")
 
     def add(self, record: BenchRecord) -> None:

@@ -1,7 +1,7 @@
 """What vicinal's steps are held against: a plain PyTorch loop, and meta-learning by double backward.
 
-Each is written as a good engineer would write it today, with nothing of vicinal around it but the nets and
-the formulas of the labels.
+Each is written as a good engineer would write it today, with nothing of vicinal in it but the nets
+themselves and the formulas of the labels: how vicinal runs its nets must not show here.
 """
 
 from contextlib import AbstractContextManager
@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from vicinal.benchmarks.bench.cases import (
@@ -28,9 +29,27 @@ from vicinal.models.classifier import Classifier
 from vicinal.models.inference import InferenceNet
 from vicinal.training.config import TrainConfig
 from vicinal.training.learner import ALGORITHMS
-from vicinal.training.meta import MetaGradients, features_and_logits, posterior_labels
+from vicinal.training.meta import MetaGradients, posterior_labels
 from vicinal.training.train import untrained
 from vicinal.types import Head
+
+
+class Plain(nn.Module):
+    """The net of a classifier, run as it is: images in [0, 1] -> features and logits."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: Classifier) -> None:
+        super().__init__()
+        self.features, self.head = model.features, model.head
+        self.register_buffer("mean", model.mean)
+        self.register_buffer("std", model.std)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return z (N, d) and logits (N, C)."""
+        z = self.features((x - self.mean) / self.std)
+        return z, self.head(z)
 
 
 def autocast(device: torch.device, half: bool) -> AbstractContextManager[Any]:
@@ -53,15 +72,14 @@ def placed(batch: Batch, device: torch.device) -> Batch:
 def plain_erm(shape: Shape, device: torch.device, half: bool, compiled: bool) -> Work:
     """Return a step of cross-entropy on as many images as the two batches of an iteration."""
     config = train_config(shape)
-    model, _ = untrained(model_spec(shape), config, device)
+    model = Plain(untrained(model_spec(shape), config, device)[0]).train()
     optimizer = fused_adam(list(model.parameters()), config, device)
-    model.train()
     net = torch.compile(model) if compiled else model
     x, y = placed(episode_batches(ALGORITHMS["erm"][0], shape, device)[0], device)
 
     def step() -> None:
         with autocast(device, half):
-            loss = F.cross_entropy(net(x), y, label_smoothing=config.label_smoothing)
+            loss = F.cross_entropy(net(x)[1], y, label_smoothing=config.label_smoothing)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -69,14 +87,18 @@ def plain_erm(shape: Shape, device: torch.device, half: bool, compiled: bool) ->
     return step
 
 
-def plain_case(name: str, shape: Shape, device: torch.device, half: bool, compiled: bool = False) -> Case:
+def plain_case(name: str, shape: Shape, device: torch.device, half: bool) -> Case:
     """Return the plain loop as a case."""
-    build = partial(plain_erm, shape, device, half, compiled)
-    return Case(name, shape, 2 * shape.batch, build, counted=not compiled)
+    return Case(name, shape, 2 * shape.batch, partial(plain_erm, shape, device, half, False))
+
+
+def compiled_case(name: str, shape: Shape, device: torch.device, same_as: str) -> Case:
+    """Return the plain loop on a compiled net, in half precision."""
+    return Case(name, shape, 2 * shape.batch, partial(plain_erm, shape, device, True, True), same_as)
 
 
 def unrolled_gradients(
-    model: Classifier,
+    model: Plain,
     phi: InferenceNet,
     x: Tensor,
     y: Tensor,
@@ -96,7 +118,9 @@ def unrolled_gradients(
 
     def run(at: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         with autocast(x.device, half):
-            z, logits = features_and_logits(model, at, buffers, x)
+            # Buffers are cloned, or the passes would write BatchNorm's.
+            state = {**at, **{name: value.clone() for name, value in buffers.items()}}
+            z, logits = functional_call(model, state, (x,))
         return z.to(dtype), logits.to(dtype)
 
     z, logits = run(theta)
@@ -116,26 +140,33 @@ def unrolled_gradients(
     )
 
 
+def laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """Return a gradient in the memory layout of its parameter, which fused optimizers ask for."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
+
+
 def unrolled_step(shape: Shape, device: torch.device, exact: bool, half: bool) -> Work:
     """Return an iteration of meta-learning as vicinal's, by autograd alone."""
     config = train_config(shape)
-    model, phi = untrained(model_spec(shape), config, device)
+    classifier, phi = untrained(model_spec(shape), config, device)
+    model = Plain(classifier).train()
     optimizer = fused_adam([*model.parameters(), *phi.parameters()], config, device)
-    model.train()
     noise = torch.Generator(device=device).manual_seed(SEED)
     batches = episode_batches(ALGORITHMS["meta"][0], shape, device)
     (x_source, y_source), (x, y) = (placed(batch, device) for batch in batches)
 
     def step() -> None:
         with autocast(device, half):
-            loss = F.cross_entropy(model(x_source), y_source, label_smoothing=config.label_smoothing)
+            loss = F.cross_entropy(model(x_source)[1], y_source, label_smoothing=config.label_smoothing)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         found = unrolled_gradients(model, phi, x, y, config, noise, exact=exact, half=half)
         for module, gradients in ((model, found.theta), (phi, found.phi)):
             for name, parameter in module.named_parameters():
-                parameter.grad = gradients[name]
+                parameter.grad = laid_out(gradients[name], parameter)
         optimizer.step()
 
     return step

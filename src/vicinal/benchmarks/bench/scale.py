@@ -98,7 +98,7 @@ QUICK = Scale(
         "size": (16, 32),
         "batch": (6, 12),
         "domains": (2, 3),
-        "backbone": ("small", "small_gn"),
+        "backbone": ("small", "resnet18"),
     },
 )
 

@@ -1,0 +1,173 @@
+"""Records of a bench as rows, README and plot."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from vicinal.benchmarks.bench import goals
+from vicinal.benchmarks.bench.records import BenchRecord
+from vicinal.report.bench import RANDOM, SMALLER, bench_table, command_of, notes, readme, write_bench
+from vicinal.report.bench_growth import growth_figure
+from vicinal.report.bench_rows import duration, growth_rows, memory_line, profile_lines, sections, size
+
+SHAPE = {"backbone": "resnet18", "size": 224, "batch": 70, "stream_batch": 20, "classes": 7, "domains": 3}
+
+
+def record(part: str, group: str, name: str, *rounds: float, **told: Any) -> BenchRecord:
+    facts: dict[str, Any] = {
+        "scale": "full",
+        "judged": True,
+        "device": "GPU",
+        "shape": SHAPE,
+        "images": 140,
+        "versions": {"torch": "2.0"},
+    }
+    return BenchRecord(part, group, name, **{**facts, **told}, rounds=rounds)
+
+
+RECORDS = [
+    record("goals", "training", goals.PLAIN[0], 0.02, precision="tf32"),
+    record("goals", "training", goals.PLAIN[2], error="RuntimeError: no | compiler"),
+    record(
+        "goals", "training", goals.ERM, 0.03, floor_arithmetic=0.01, floor_memory=0.002, peak_bytes=3 << 30
+    ),
+    record("goals", "training", goals.FIRST, 0.045),
+    record("goals", "training", goals.UNROLLED, 0.05),
+    record("goals", "training", goals.DOUBLE, 0.2),
+    record("goals", "loop", goals.LOOP, 400.0, extra={"note": "extrapolated from 300"}),
+    record("growth", "classes: ERM step", "7", 0.03, peak_bytes=1 << 30),
+    record("growth", "classes: ERM step", "345", 0.036, peak_bytes=3 << 29),
+    record("growth", "backbone: ERM step", "resnet18", 0.03, parameters=11_200_000, peak_bytes=1 << 30),
+    record("growth", "backbone: ERM step", "resnet50", error="MemoryError", parameters=23_500_000),
+    record("growth", "domains: iteration of the loop", "3", 0.05, extra={"left_out_models": 3}),
+    record(
+        "profile",
+        "profile",
+        goals.ERM,
+        extra={"total": 30.0, "kinds": {"waiting": 6.0, "matrix products": 24.0}},
+    ),
+    record("profile", "profile", goals.FIRST, error="RuntimeError: no profiler"),
+]
+
+
+def rows() -> dict[str, tuple[str, ...]]:
+    return {row.what: row.cells for _, part in sections(RECORDS) for row in part}
+
+
+def test_a_case_stands_beside_what_it_is_held_against() -> None:
+    found = rows()
+    assert found["ERM step"] == (
+        "ERM step",
+        "30 ms",
+        "1.50x plain ERM",
+        "at most 1x: missed",
+        "10 ms",
+        "3.0x",
+        "3.0 GiB",
+    )
+    assert found["VNL first order"][1:4] == ("45 ms", "1.50x ERM step", "at most 2x: met")
+    assert found["unrolled, double backward"][2] == "4.00x unrolled, first order"
+    assert found["10,000 VNL iterations"][1:4] == (
+        "6.7 min",
+        "the paper: 14.6 h on a 1080Ti",
+        "at most 6.0 min: missed",
+    )
+
+
+def test_a_case_that_failed_says_why() -> None:
+    assert rows()["plain ERM, autocast, compiled"][1] == "failed: RuntimeError: no | compiler"
+
+
+def test_the_precision_is_named_where_it_is_known() -> None:
+    assert "plain ERM (tf32)" in rows()
+
+
+def test_growth_is_a_line_for_each_series() -> None:
+    classes, backbone, domains = growth_rows(RECORDS)
+    assert classes.what == "ERM step: classes 7, 345"
+    assert (classes.time, classes.against) == ("30 ms, 36 ms", "1.00x, 1.20x the first")
+    assert classes.memory == "1.0 GiB, 1.5 GiB"
+    assert backbone.what == "ERM step: 11.2, 23.5 million parameters (resnet18, resnet50)"
+    assert backbone.time == "30 ms, -; failed at resnet50: MemoryError"
+    assert domains.against == "1.00x the first; left-out models 3"
+
+
+def test_where_the_time_goes() -> None:
+    erm, first = profile_lines(RECORDS)
+    shares = "matrix products 80% (24.00 ms), the device waits 20% (6.00 ms)"
+    assert erm == f"ERM step, 30.00 ms a step, floor 10.00 ms: {shares}"
+    assert first == "VNL first order: not profiled (RuntimeError: no profiler)"
+
+
+def test_memory_is_stated_or_said_to_be_missing() -> None:
+    assert memory_line(RECORDS) == "peak memory: ERM step 3.0 GiB"
+    assert "not stated" in memory_line([])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, ""), (0.0005, "0.5 ms"), (0.0123, "12.3 ms"), (9.5, "9.5 s"), (360.0, "6.0 min")],
+)
+def test_times_in_their_unit(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_sizes_in_their_unit() -> None:
+    assert [size(None), size(5 << 20), size(3 << 29)] == ["", "5 MiB", "1.5 GiB"]
+
+
+def test_the_readme_says_command_goals_and_what_is_missing() -> None:
+    text = readme(RECORDS, "vicinal bench --out here", picture=True)
+    assert "vicinal bench --out here" in text
+    assert "- missed: ERM step: 1.50x plain ERM; asked: at most 1x" in text
+    assert "- met: VNL first order: 1.50x ERM step; asked: at most 2x" in text
+    assert "- not measured: VNL second order: asked: at most 2x; not run" in text
+    assert "- 10,000 VNL iterations: extrapolated from 300." in text
+    assert "GPU, torch 2.0." in text
+    assert RANDOM in text
+    assert SMALLER not in text
+    assert "growth.png" in text
+    assert "growth.png" not in readme(RECORDS, "command", picture=False)
+    cells = [line.count("|") - line.count("\\|") for line in text.splitlines() if line.startswith("|")]
+    assert set(cells) == {8}
+
+
+def test_smaller_runs_say_so() -> None:
+    assert notes([record("goals", "loop", goals.LOOP, 1.0, judged=False)]) == [SMALLER, RANDOM]
+
+
+def test_the_command_that_measures_the_same_again(tmp_path: Path) -> None:
+    assert command_of(RECORDS, Path("here")) == "vicinal bench --device cuda --out here"
+    quick = record("goals", "loop", goals.LOOP, 1.0, scale="quick", device="CPU, 2 threads")
+    assert command_of([quick], Path("here")) == "vicinal bench --device cpu --quick --out here"
+
+
+def test_everything_is_written(tmp_path: Path) -> None:
+    write_bench(tmp_path, RECORDS)
+    assert (tmp_path / "README.md").read_text(encoding="utf-8").startswith("# ")
+    assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_plot_has_time_and_memory_of_every_axis() -> None:
+    figure = growth_figure(RECORDS)
+    assert figure is not None
+    titles = [ax.get_title(loc="left") for ax in figure.axes]
+    assert titles == ["classes", "domains", "parameters"] * 2
+    (line,) = figure.axes[0].lines
+    assert line.get_xdata().tolist() == [7, 345]
+    assert line.get_ydata().tolist() == pytest.approx([30, 36])
+    assert figure.axes[3].lines[0].get_ydata().tolist() == [1.0, 1.5]
+
+
+def test_without_growth_there_is_no_plot() -> None:
+    assert growth_figure([item for item in RECORDS if item.part != "growth"]) is None
+
+
+def test_the_terminal_table_holds_every_row() -> None:
+    console = Console(width=240, record=True, file=io.StringIO())
+    console.print(bench_table(RECORDS))
+    text = console.export_text()
+    assert all(what in text for what in rows())
