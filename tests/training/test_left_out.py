@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from vicinal.adapters.contract import METHODS, adapt
@@ -19,7 +20,7 @@ from vicinal.training import train as training
 from vicinal.training.config import OutOfFoldConfig, TrainConfig
 from vicinal.training.fit_phi import fit_phi
 from vicinal.training.left_out import Fold, LeftOutStream, folds, left_out_streams, play, play_all
-from vicinal.training.train import ModelSpec, Run, left_out_fold, train
+from vicinal.training.train import ModelSpec, Run, all_left_out_streams, left_out_fold, train
 
 MakeSources = Callable[..., list[SourceDomain]]
 MakeRun = Callable[..., Run]
@@ -265,3 +266,48 @@ def test_a_left_out_model_of_other_settings_is_not_taken(
     except VicinalError:
         return
     assert same_tensors(tensors_of(resumed), tensors_of(fresh))
+
+
+def test_targets_share_the_models_that_saw_neither(
+    spec: ModelSpec,
+    make_sources: MakeSources,
+    make_run: MakeRun,
+    tensors_of: TensorsOf,
+    same_tensors: SameTensors,
+    tmp_path: Path,
+) -> None:
+    """Four domains, each the target once: six models of two domains do for all twelve folds."""
+    every = make_sources(4)
+    shared, config = tmp_path / "shared", OutOfFoldConfig(leave_out=1, stream_images=8, batch_size=4)
+    for target in range(4):
+        sources = [source for position, source in enumerate(every) if position != target]
+        run = replace(make_run(), left_out=shared)
+        streams = all_left_out_streams(spec, sources, TRAINING, config, run, {"dataset": "d"})
+        assert [stream.name for stream in streams] == [source.name for source in sources]
+        for stream in streams:
+            assert stream.name not in stream.trained.provenance["sources"]
+            assert every[target].name not in stream.trained.provenance["sources"]
+    models = [path for path in shared.iterdir() if path.is_dir()]
+    assert len(models) == 6
+    alone = left_out_fold(spec, every[:3], (1,), TRAINING, make_run()).trained
+    taken = left_out_fold(spec, [every[0], every[3], every[2]], (1,), TRAINING, run, {"dataset": "d"}).trained
+    assert same_tensors(tensors_of(alone), tensors_of(taken)), "kept apart or shared, it is the same model"
+
+
+def test_models_of_other_data_are_not_shared(
+    spec: ModelSpec, make_sources: MakeSources, make_run: MakeRun, tmp_path: Path
+) -> None:
+    run, sources = replace(make_run(), left_out=tmp_path), make_sources(3)
+    for facts in ({"data_seed": 0}, {"data_seed": 1}, {"data_seed": 0, "data_options": {"train": "5"}}):
+        left_out_fold(spec, sources, (1,), TRAINING, run, facts)
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 3
+
+
+def test_a_model_that_another_process_trains_is_not_trained_twice(
+    spec: ModelSpec, make_sources: MakeSources, make_run: MakeRun, tmp_path: Path
+) -> None:
+    run, sources = replace(make_run(), left_out=tmp_path), make_sources(3)
+    left_out_fold(spec, sources, (1,), TRAINING, run)
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    with FileLock(tmp_path / f".{folder.name}.lock"), pytest.raises(Timeout):
+        left_out_fold(spec, sources, (1,), TRAINING, run, wait=False)

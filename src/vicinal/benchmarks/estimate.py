@@ -5,7 +5,7 @@ a training or a method makes is known. Nothing is measured, so the order of magn
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vicinal.adapters.contract import METHODS
 from vicinal.benchmarks.jobs import MeasureJob, Place, TrainJob, WeightsJob
-from vicinal.benchmarks.plan import SCALES, MeasureRun, Plan, TrainRun
+from vicinal.benchmarks.plan import SCALES, MeasureRun, Plan, TrainRun, key_of
 from vicinal.benchmarks.prepare import Settled, settle
 from vicinal.benchmarks.schedule import make_tasks
 from vicinal.data.catalog import DATASETS
@@ -91,6 +91,7 @@ def estimate(
 ) -> Estimate:
     """Return what is left of a plan to do, and what it takes on a kind of device."""
     times: list[float] = []
+    seen: set[Hashable] = set()  # left-out models, which trainings share
     counts = {"trainings": 0, "left_out": 0, "step_sizes": 0, "measurements": 0}
     for task in make_tasks(plan, place, done):
         job = task.job
@@ -98,9 +99,11 @@ def estimate(
             continue
         cost = Cost(job.training if isinstance(job, MeasureJob) else job.run, device)
         if isinstance(job, TrainJob):
-            times.append(cost.training)
+            new = set(cost.left_out_sets) - seen
+            seen |= new
+            times.append(cost.training(len(new)))
             counts["trainings"] += 1
-            counts["left_out"] += cost.left_out_models
+            counts["left_out"] += len(new)
         elif isinstance(job, MeasureJob):
             times.append(cost.measuring(job.run))
             counts["measurements"] += 1
@@ -113,7 +116,8 @@ def estimate(
         seconds=sum(times),
         longest=max(times, default=0.0),
         memory=max((cost.memory for cost in costs), default=0.0),
-        disk=sum(cost.disk for cost in costs),
+        disk=sum(4.0 * cost.net.parameters for cost in costs)
+        + sum({one: 4.0 * cost.net.parameters for cost in costs for one in cost.left_out_sets}.values()),
     )
 
 
@@ -158,16 +162,34 @@ class Cost:
         return self.left_out_models * size * (left_out.stream_images or OWN_IMAGES)
 
     @property
-    def training(self) -> float:
-        """Seconds of training the model, its left-out models, and choosing the rule there."""
+    def left_out_sets(self) -> list[Hashable]:
+        """What its left-out models are known by: equal ones are one model."""
+        left_out, request = self.settled.out_of_fold, self.run.request
+        if left_out is None:
+            return []
+        known = DATASETS[request.data].domains if request.data in DATASETS else ()
+        sources = request.sources or tuple(name for name in known if name not in request.targets)
+        if len(sources) < 2:  # of own data only the number is guessed
+            return [(self.run.key, number) for number in range(self.left_out_models)]
+        about = self.run.about
+        same = key_of(
+            {name: about[name] for name in about if name not in ("targets", "sources", "out_of_fold")}
+        )
+        return [
+            (same, tuple(name for position, name in enumerate(sources) if position not in without))
+            for without in folds(len(sources), left_out.leave_out)
+        ]
+
+    def training(self, left_out_models: int) -> float:
+        """Seconds of training the model, so many left-out models, and choosing the rule there."""
         config, left_out = self.settled.config, self.settled.out_of_fold
         one = self._seconds(PASSES.get(config.algorithm, 6.0), 2 * config.batch_size, config.iterations)
         one += self._over(self._validated() * config.iterations / config.validate_every, 256, 1.0)
         if left_out is None:
             return one
-        rules = 2 + (len(left_out.updates) - 1) * len(left_out.step_sizes)
+        rules = 2 + (len(left_out.updates) + len(left_out.follow) - 2) * len(left_out.step_sizes)
         played = self._over(rules * self.streamed, left_out.batch_size, passes_of("vnl"))
-        return (1 + self.left_out_models) * one + played
+        return (1 + left_out_models) * one + played
 
     def choosing(self, method: str) -> float:
         """Seconds of choosing a step size."""
@@ -185,11 +207,6 @@ class Cost:
         config = self.settled.config
         batch = 2 * config.batch_size * self.net.activations * 2  # in training both directions keep theirs
         return RUNTIME + 4.0 * COPIES * self.net.parameters + batch
-
-    @property
-    def disk(self) -> float:
-        """Bytes of the model and its left-out models."""
-        return 4.0 * self.net.parameters * (1 + self.left_out_models)
 
     def _over(self, images: float, batch: int, passes: float) -> float:
         return self._seconds(passes, batch, images / batch)

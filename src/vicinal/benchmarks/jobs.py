@@ -44,6 +44,11 @@ class Place:
         """Return the folder of a source model."""
         return self.out / "models" / key
 
+    @property
+    def left_out(self) -> Path:
+        """The folder of the left-out models, which source models share."""
+        return self.out / "models" / "left_out"
+
 
 @dataclass(frozen=True)
 class WeightsJob:
@@ -96,6 +101,7 @@ class TrainJob:
                     progress=Relay(desk.say),
                     provenance=ready.provenance,
                     stop=desk.stop,
+                    left_out=self.place.left_out,
                 )
             _tidy(folder)
 
@@ -131,8 +137,12 @@ class ChooseJob:
     def _streams(self, desk: Desk) -> Any:
         ready, folder = _prepared(self.run, self.place, desk), self.place.model(self.run.key)
         assert ready.out_of_fold is not None
-        run = Run(folder, Silent(), StopRequest(), torch.device(desk.device), resume=True)
-        return all_left_out_streams(ready.spec, ready.roles.sources, ready.config, ready.out_of_fold, run)
+        device, shared = torch.device(desk.device), self.place.left_out
+        run = Run(folder, Silent(), StopRequest(), device, resume=True, left_out=shared)
+        sources = ready.roles.sources
+        return all_left_out_streams(
+            ready.spec, sources, ready.config, ready.out_of_fold, run, ready.provenance
+        )
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Training from start to end: the source model, the left-out models, phi, and the choice of the rule."""
 
+import json
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from vicinal.adapters.contract import METHODS
@@ -49,6 +51,9 @@ class Run:
     stop: StopRequest
     device: torch.device
     resume: bool
+    left_out: Path | None = (
+        None  # where left-out models are kept that other trainings share; None: in `folder`
+    )
 
 
 def train(
@@ -63,11 +68,13 @@ def train(
     progress: Progress | None = None,
     provenance: dict[str, Any] | None = None,
     stop: StopRequest | None = None,
+    left_out: Path | None = None,
 ) -> Trained:
     """Return a model trained on the sources, with what left-out domains taught; saved if given a folder.
 
     Only source domains come in: there is nothing of a target here to look at. Ctrl-C stops it between two
-    steps, unless somebody else decides that and passes `stop`.
+    steps, unless somebody else decides that and passes `stop`. Left-out models go to `left_out` where that is
+    given, and are taken from there: a model of two domains serves every target that is neither.
     """
     if out_of_fold is not None:  # refused before hours of training, not after
         folds(len(sources), out_of_fold.leave_out)
@@ -75,10 +82,10 @@ def train(
             METHODS[method]
     sources = placed(sources, device)
     with nullcontext(stop) if stop is not None else stop_on_interrupt() as asked:
-        run = Run(folder, progress or Silent(), asked, torch.device(device), resume)
+        run = Run(folder, progress or Silent(), asked, torch.device(device), resume, left_out)
         trained = train_model(spec, sources, config, run, provenance or {})
         if out_of_fold is not None:
-            trained = add_out_of_fold(trained, spec, sources, config, out_of_fold, run)
+            trained = add_out_of_fold(trained, spec, sources, config, out_of_fold, run, provenance or {})
     if folder is not None:
         save(folder / "model.safetensors", trained)
     return trained
@@ -146,9 +153,10 @@ def add_out_of_fold(
     config: TrainConfig,
     out_of_fold: OutOfFoldConfig,
     run: Run,
+    provenance: dict[str, Any],
 ) -> Trained:
     """Return the model with phis fitted and a rule chosen on domains that left-out models never saw."""
-    streams = all_left_out_streams(spec, sources, config, out_of_fold, run)
+    streams = all_left_out_streams(spec, sources, config, out_of_fold, run, provenance)
     chosen = choose_rule(streams, out_of_fold, derived_seed(config.seed, "phi"), run.progress, run.stop)
     choice = {
         "methods": chosen.methods,
@@ -171,35 +179,84 @@ def all_left_out_streams(
     config: TrainConfig,
     out_of_fold: OutOfFoldConfig,
     run: Run,
+    provenance: dict[str, Any],
 ) -> list[LeftOutStream]:
     """Return the streams of every left-out domain, each with the model that never saw it."""
-    every = [
-        left_out_fold(spec, sources, without, config, run)
-        for without in folds(len(sources), out_of_fold.leave_out)
-    ]
+    waiting = folds(len(sources), out_of_fold.leave_out)
+    made: dict[tuple[int, ...], Fold] = {}
+    patient = False
+    while waiting:  # a model that somebody else is training is looked for again when the others are there
+        busy = []
+        for without in waiting:
+            try:
+                made[without] = left_out_fold(spec, sources, without, config, run, provenance, wait=patient)
+            except Timeout:
+                busy.append(without)
+        patient = busy == waiting
+        waiting = busy
+    order = folds(len(sources), out_of_fold.leave_out)
+    every = [made[without] for without in order]
     return left_out_streams(every, out_of_fold, derived_seed(config.seed, "streams"))
 
 
 def left_out_fold(
-    spec: ModelSpec, sources: Sequence[SourceDomain], without: Sequence[int], config: TrainConfig, run: Run
+    spec: ModelSpec,
+    sources: Sequence[SourceDomain],
+    without: Sequence[int],
+    config: TrainConfig,
+    run: Run,
+    provenance: dict[str, Any] | None = None,
+    *,
+    wait: bool = True,
 ) -> Fold:
-    """Return a model trained without some domains; one that is already on disk is taken when resuming."""
+    """Return a model trained without some domains; one that is already on disk is taken when resuming.
+
+    Its seed comes from the domains that it is trained on: whoever leaves the same ones needs the same model.
+    Where another process is training it this waits, or raises Timeout.
+    """
     left_out = tuple(sources[position] for position in without)
     rest = [source for position, source in enumerate(sources) if position not in without]
     name = "without-" + "-".join(source.name for source in left_out)
+    config = replace(config, seed=derived_seed(config.seed, "on-" + "-".join(source.name for source in rest)))
     folder = None if run.folder is None else run.folder / "left_out" / name
-    config = replace(config, seed=derived_seed(config.seed, name))
+    if run.left_out is None:
+        return Fold(_left_out_model(spec, rest, config, replace(run, folder=folder), name), left_out)
+    facts = {name: (provenance or {}).get(name) for name in ("dataset", "data_seed", "data_options")}
+    folder = run.left_out / _shared_name(spec, rest, config, facts)
+    run.left_out.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.lock"), timeout=-1 if wait else 0):
+        model = _left_out_model(spec, rest, config, replace(run, folder=folder, resume=True), name)
+        for pattern in ("state-*", ".*.part"):  # a finished model needs nothing of the way to it
+            for path in folder.glob(pattern):
+                path.unlink()
+    return Fold(model, left_out)
+
+
+def _left_out_model(
+    spec: ModelSpec, rest: Sequence[SourceDomain], config: TrainConfig, run: Run, name: str
+) -> Trained:
+    folder = run.folder
     if run.resume and folder is not None and (folder / "model.safetensors").exists():
         trained = load(folder, run.device)
         wanted = {**as_dict(config), "backbone": spec.backbone, "sources": [source.name for source in rest]}
         stored = {**trained.config["train"], "backbone": trained.backbone, **trained.provenance}
         same_config(folder, stored, wanted)
-        return Fold(trained, left_out)
+        return trained
     run.progress.note(f"left-out model {name}")
-    trained = train_model(spec, rest, config, replace(run, folder=folder), {})
+    trained = train_model(spec, rest, config, run, {})
     if folder is not None:
         save(folder / "model.safetensors", trained)
-    return Fold(trained, left_out)
+    return trained
+
+
+def _shared_name(
+    spec: ModelSpec, rest: Sequence[SourceDomain], config: TrainConfig, facts: dict[str, Any]
+) -> str:
+    """Return a name that says what a left-out model was trained on, and tells apart all that differ."""
+    trained = {name: value for name, value in as_dict(config).items() if name != "save_every"}
+    about = {"spec": asdict(spec), "train": trained, "data": facts, "on": [source.name for source in rest]}
+    digest = sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return f"on-{'-'.join(source.name for source in rest)}-{digest}"
 
 
 def derived_seed(seed: int, name: str) -> int:
