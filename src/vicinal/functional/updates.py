@@ -1,6 +1,5 @@
 """Parameter updates as pure functions: the inner step and the exact second order without double backward."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -16,7 +15,13 @@ Logits = Callable[[Params], Tensor]
 
 def sgd_step(theta: Params, gradient: Params, step: float) -> dict[str, Tensor]:
     """Return theta - step * gradient, the plain step of Eq. (8)."""
-    return {name: value - step * gradient[name] for name, value in theta.items()}
+    return moved(theta, gradient, -step)
+
+
+def moved(theta: Params, direction: Params, step: float | Tensor) -> dict[str, Tensor]:
+    """Return theta + step * direction, in few kernels; a step that is a tensor stays where it is."""
+    along = torch._foreach_mul([direction[name] for name in theta], step)
+    return dict(zip(theta, torch._foreach_add(list(theta.values()), along), strict=True))
 
 
 def gradient_at(logits: Logits, theta: Params, y: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -51,10 +56,11 @@ def second_order(
     Both directional derivatives come from two gradient passes at theta +- epsilon v / |v|: no graph of a
     backward pass is ever built.
     """
-    norm = math.sqrt(sum(float(part.double().square().sum()) for part in v.values()))
-    scale = epsilon / max(norm, 1e-12)
-    plus, log_p_plus = gradient_at(logits, {k: t + scale * v[k] for k, t in theta.items()}, y_hat)
-    minus, log_p_minus = gradient_at(logits, {k: t - scale * v[k] for k, t in theta.items()}, y_hat)
-    hessian_v = {name: (plus[name] - minus[name]) / (2 * scale) for name in theta}
+    norm = torch.stack(torch._foreach_norm(list(v.values()))).norm()  # no number is looked at on the way
+    scale = epsilon / norm.clamp_min(1e-12)
+    plus, log_p_plus = gradient_at(logits, moved(theta, v, scale), y_hat)
+    minus, log_p_minus = gradient_at(logits, moved(theta, v, -scale), y_hat)
+    apart = torch._foreach_sub([plus[name] for name in theta], [minus[name] for name in theta])
+    hessian_v = dict(zip(theta, torch._foreach_mul(apart, 1 / (2 * scale)), strict=True))
     along_v = (log_p_plus - log_p_minus) / (2 * scale)
     return SecondOrder(hessian_v, step / y_hat.shape[0] * along_v)

@@ -127,12 +127,13 @@ def _level(rows: Sequence[Row], tolerance: float) -> list[Row]:
     return [row for row in rows if row.accuracy >= best - tolerance]
 
 
-def _risk(row: Row) -> tuple[int, float]:
+def _risk(row: Row) -> tuple[int, float, float]:
     """Return what ranks level rules: the one that can go wrong least, then the lowest NLL.
 
-    No update cannot drift; anchored labels hold the model to the source; entropy alone is held by nothing.
+    No update cannot drift; anchored labels hold the model to the source, the less the more the anchor follows
+    it; entropy alone is held by nothing.
     """
-    return SAFEST_FIRST.index(row.update), row.nll
+    return SAFEST_FIRST.index(row.update), row.follow, row.nll
 
 
 def _fit_on_still_models(

@@ -86,7 +86,7 @@ class OutOfFoldConfig:
     posterior_weight: float = 0.0
     kl_weight: float = 0.0
     step_sizes: tuple[float, ...] = (3e-4, 1e-3, 2e-3)
-    follow: tuple[float, ...] = (0.0, 0.02)  # how far the anchor follows; what pays shows on long streams
+    follow: tuple[float, ...] = (0.0,)  # how far the anchor moves toward the model after each batch
     updates: tuple[Literal["none", "entropy", "anchored"], ...] = ("none", "entropy", "anchored")
     tolerance: float = 0.005  # accuracies this close count as level: the safer rule is taken
     baselines: tuple[str, ...] = ("soft", "hard", "probabilistic")
