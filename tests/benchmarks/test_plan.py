@@ -228,6 +228,14 @@ def test_quick_is_what_the_spec_says_or_hardly_anything() -> None:
     assert len(plan(spec(own, SOFT, seeds=5), quick=True, seeds=2).measures) == 2
 
 
+def test_trainings_can_be_made_longer_or_shorter() -> None:
+    told = replace(DIGITS, training={"iterations": 500, "batch_size": 9})
+    (run,) = plan(spec(told, ERM), iterations=70).trainings
+    assert run.request.training == {"iterations": 70, "batch_size": 9, "algorithm": "erm"}
+    assert run.key != plan(spec(told, ERM)).trainings[0].key
+    assert plan(spec(told, ERM), iterations=500) == plan(spec(told, ERM))
+
+
 def test_another_backbone_takes_its_own_weights() -> None:
     with_file = replace(DIGITS, backbone="resnet18", weights="some/resnet18.pth")
     (run,) = plan(spec(with_file, ERM), backbone="small_ln").trainings

@@ -13,8 +13,16 @@ from typing import Any
 import pytest
 import torch
 
+from vicinal.benchmarks.jobs import Place
 from vicinal.benchmarks.plan import Plan, plan
-from vicinal.benchmarks.run import devices_for, missing_data, records_of, without_data, write_index
+from vicinal.benchmarks.run import (
+    devices_for,
+    missing_data,
+    records_of,
+    run_plans,
+    without_data,
+    write_index,
+)
 from vicinal.benchmarks.spec import Row, Setting, Spec, load_spec
 from vicinal.benchmarks.store import Store
 from vicinal.checkpoint import read_tensors
@@ -64,6 +72,21 @@ def test_the_index_grows_and_models_stay_out_of_version_control(tmp_path: Path) 
         "backbone": "small",
     }
     assert "models/" in (tmp_path / "out" / ".gitignore").read_text().splitlines()
+
+
+@pytest.mark.slow
+def test_several_plans_share_the_workers_and_keep_to_their_places(tmp_path: Path) -> None:
+    tiny = load_spec(TINY)
+    rows = tuple(row for row in tiny.rows if row.method in ("erm", "bn"))
+    plans = [plan(replace(tiny, rows=rows[:1])), plan(replace(tiny, rows=rows[1:2], seeds=2))]
+    parts = [(one, Place(tmp_path / name)) for one, name in zip(plans, "ab", strict=True)]
+    said: list[str] = []
+    assert run_plans(parts, ["cpu"], lambda who, what, done, total: said.append(f"{who} {total}")) == []
+    measured = sum(len(one.measures) for one in plans)
+    assert f"measurements {measured}" in said
+    for one, place in parts:
+        found = Store(place.out).done()
+        assert found == {(run.key, target) for run in one.measures for target in run.results}
 
 
 # --- Runs in processes, killed and not ----------------------------------------------------------------------

@@ -27,7 +27,7 @@ def no_images(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*args: object, **options: object) -> None:
         raise AssertionError("data were loaded")
 
-    for place in ("benchmarks.prepare.load_dataset", "data.load.decode_listing", "benchmarks.run.run_plan"):
+    for place in ("benchmarks.prepare.load_dataset", "data.load.decode_listing", "cli.reproduce.run_plans"):
         monkeypatch.setattr(f"vicinal.{place}", load)
 
 
@@ -55,6 +55,15 @@ def test_every_shipped_spec_is_planned_without_images(
     for data in {setting.data for setting in spec.settings} - {"digits", "rotated_fashion"}:
         assert f"missing data: {data}: " in ran.out
     assert snapshot() == before
+
+
+@pytest.mark.usefixtures("no_images")
+def test_several_tables_are_planned_by_one_command(vicinal: Any, tmp_path: Path) -> None:
+    words = ("--dry-run", "--device", "cpu", "--iterations", 7, "--data-dir", tmp_path / "nothing")
+    ran = vicinal("reproduce", "rotated", "table9", "rotated", *words)
+    assert ran.code == 0, (ran.out, ran.err)
+    assert ran.out.count("left to do:") == 2
+    assert "How far the target is from the sources" in ran.out
 
 
 def test_aliases_name_a_table_too(vicinal: Any) -> None:

@@ -94,17 +94,19 @@ def plan(
     quick: bool = False,
     backbone: str | None = None,
     weights: str | None = None,
+    iterations: int | None = None,
     done: Collection[tuple[str, str]] = frozenset(),
 ) -> Plan:
     """Return what is to be trained and measured, less what is done: pairs of key and target.
 
-    `only` names settings, data sets or rows to keep. `backbone` replaces that of every setting.
+    `only` names settings, data sets or rows to keep. `backbone` and `iterations` replace those of every
+    setting.
     """
     count = seeds or (1 if quick else spec.seeds)
     keep = _kept(spec, only)
     trainings: dict[str, TrainRun] = {}
     measures: list[MeasureRun] = []
-    settings = {one.name: _real_setting(one, quick, backbone, weights) for one in spec.settings}
+    settings = {one.name: _real_setting(one, quick, backbone, weights, iterations) for one in spec.settings}
     for setting in spec.settings:
         real = settings[setting.name]
         rows = [
@@ -166,8 +168,10 @@ def _kept(spec: Spec, only: Collection[str]) -> Any:
     return keep
 
 
-def _real_setting(setting: Setting, quick: bool, backbone: str | None, weights: str | None) -> Setting:
-    """Return the setting as it is run: made quick, on another backbone."""
+def _real_setting(
+    setting: Setting, quick: bool, backbone: str | None, weights: str | None, iterations: int | None
+) -> Setting:
+    """Return the setting as it is run: made quick, on another backbone, trained for longer or shorter."""
     if quick:
         given = {**QUICK, **setting.quick}
         changes: dict[str, Any] = {name: value for name, value in given.items() if name not in MERGED}
@@ -180,6 +184,8 @@ def _real_setting(setting: Setting, quick: bool, backbone: str | None, weights: 
         # Weights from a file are those of the old backbone.
         kept = setting.weights if setting.weights in (None, "none", "timm") else None
         setting = replace(setting, backbone=backbone, weights=kept)
+    if iterations is not None:
+        setting = replace(setting, training={**setting.training, "iterations": iterations})
     return setting if weights is None else replace(setting, weights=weights)
 
 

@@ -39,6 +39,7 @@ class Limits:
     quick: bool = False
     backbone: str | None = None
     weights: str | None = None
+    iterations: int | None = None
 
     def command(self, name: str) -> str:
         """Return the command that asks for the same."""
@@ -46,6 +47,7 @@ class Limits:
         words += [f"--only {_quoted(word)}" for word in self.only]
         words += [f"--seeds {self.seeds}"] if self.seeds else []
         words += ["--quick"] if self.quick else []
+        words += [f"--iterations {self.iterations}"] if self.iterations else []
         words += [f"--backbone {self.backbone}"] if self.backbone else []
         return " ".join(words + ([f"--weights {self.weights}"] if self.weights else []))
 
@@ -58,6 +60,7 @@ class Limits:
             quick=self.quick,
             backbone=self.backbone,
             weights=self.weights,
+            iterations=self.iterations,
         )
 
 
@@ -104,6 +107,9 @@ def reproduce_command(
     ] = False,
     backbone: Annotated[str | None, typer.Option(help="Another backbone for every column.")] = None,
     weights: Annotated[str | None, typer.Option(help="Its weights: timm, none or a file.")] = None,
+    iterations: Annotated[
+        int | None, typer.Option(help="Of every training; default: the spec's. Fewer is cheaper and worse.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done, how long it takes and what is missing.")
     ] = False,
@@ -123,7 +129,8 @@ def reproduce_command(
         _list()
         return
     count = None if seeds is None else at_least_one(seeds, "--seeds")
-    limits = Limits(tuple(only or ()), count, quick, backbone, weights)
+    length = None if iterations is None else at_least_one(iterations, "--iterations")
+    limits = Limits(tuple(only or ()), count, quick, backbone, weights, length)
     tables = [_table(name, limits, out_dir, data_dir, len(names) > 1) for name in dict.fromkeys(names)]
     devices = devices_for(device_named(device), workers)
     if dry_run:
