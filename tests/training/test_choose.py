@@ -12,7 +12,7 @@ from vicinal.checkpoint import Trained
 from vicinal.data.domains import SourceDomain
 from vicinal.functional.memory import empty_memory
 from vicinal.models.inference import StreamInferenceNet
-from vicinal.training.choose import Chosen, Row, choose_rule, label_lesson
+from vicinal.training.choose import Chosen, Row, choose_rule, label_lesson, safest
 from vicinal.training.config import OutOfFoldConfig, TrainConfig
 from vicinal.training.left_out import Fold, LeftOutStream, Lesson, left_out_streams
 from vicinal.training.progress import Silent
@@ -81,6 +81,25 @@ def test_the_chosen_vnl_row_is_the_most_accurate_or_level_with_it(
     (final,) = [row for row in rows if row.chosen]
     # Two choices are made, of the update and of who predicts; each may give up the tolerance.
     assert final.accuracy >= max(row.accuracy for row in rows) - 2 * tolerance
+
+
+def made(update: str, accuracy: float, follow: float = 0.0, nll: float = 1.0, lr: float = 1e-3) -> Row:
+    return Row("vnl", update, lr, follow, "stream", "own", accuracy, nll, worst=0.0)
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        (made("entropy", 0.91), made("none", 0.90)),  # more than the tolerance apart: accuracy decides
+        (made("none", 0.90, nll=2.0), made("anchored", 0.904)),
+        (made("anchored", 0.90, nll=2.0), made("entropy", 0.904)),
+        (made("anchored", 0.90, nll=2.0), made("anchored", 0.904, follow=0.02)),
+        (made("anchored", 0.90, nll=0.5), made("anchored", 0.904, lr=1e-2)),
+    ],
+    ids=["accuracy", "no update", "anchor", "an anchor that stays", "likelihood"],
+)
+def test_level_rules_are_ranked_by_what_can_go_wrong(better: Row, worse: Row) -> None:
+    assert safest([better, worse], 0.005) is safest([worse, better], 0.005) is better
 
 
 def test_one_vnl_row_is_chosen_and_its_settings_are_the_rule(chosen: Chosen) -> None:

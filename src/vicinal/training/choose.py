@@ -86,7 +86,7 @@ def choose_rule(
         )
         tried.append((row, [played.lesson for played in plays]))
         progress.advance(1 + len(tried), {"accuracy": row.accuracy})
-    own = min(_level([row for row, _ in tried], config.tolerance), key=_risk)
+    own = safest([row for row, _ in tried], config.tolerance)
     lessons = next(seen for row, seen in tried if row is own)
     by_labels = _scores(streams, _cross_fitted(lessons, config, seed))
     labels = replace(own, predict="labels", **by_labels._asdict())
@@ -119,6 +119,11 @@ def choose_step_size(
 def _heed(stop: StopRequest | None) -> None:
     if stop is not None and stop.asked:
         raise StoppedError("stopped while choosing the rule; all models are on disk: go on with --resume")
+
+
+def safest(rows: Sequence[Row], tolerance: float) -> Row:
+    """Return, of the rules that are level with the most accurate one, the one that can go wrong least."""
+    return min(_level(rows, tolerance), key=_risk)
 
 
 def _level(rows: Sequence[Row], tolerance: float) -> list[Row]:
