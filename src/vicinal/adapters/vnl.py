@@ -1,8 +1,9 @@
 """vnl: anchored out-of-fold neighbor labels on stream statistics, the default method.
 
-Departs from the paper in four ways, each measured (docs/experiments.md): phi is fitted on predictions of
+Departs from the paper in five ways, each measured (docs/experiments.md): phi is fitted on predictions of
 models that never saw the domain it labels; the labels that teach the model come from a frozen source model,
-the anchor, so that the model cannot run away from itself; predictions run on stream statistics; and the
+the anchor, so that the model cannot run away from itself; after each step the model goes back toward the
+source a little, so that a long stream does not carry it away; predictions run on stream statistics; and the
 updated model's batch is predicted by neighbor labels of its own. Which of these is used was chosen on
 left-out domains.
 """
@@ -60,8 +61,8 @@ class Vnl(Adapter):
     """Anchored out-of-fold neighbor labels on stream statistics: the default.
 
     Loss: entropy_weight H(p) + anchor_weight CE(y_anchor, p), y_anchor the neighbor labels of a frozen source
-    model. Whether it updates at all, the step size, and whether own output or labels predict were chosen on
-    left-out source domains. Prediction after the update.
+    model; after a step theta <- theta + pull (theta_s - theta). Whether it updates at all, the step size, and
+    whether own output or labels predict were chosen on left-out source domains. Prediction after the update.
     """
 
     steady = True
