@@ -101,6 +101,7 @@ class SlowVnl:
     def __init__(self, source: Any, on_batch: bool, follow: float = 0.0) -> None:
         self.model = copy.deepcopy(source.model).train(on_batch)
         self.anchor = copy.deepcopy(source.model).train(on_batch)
+        self.home = [value.detach().clone() for value in source.model.parameters()]
         self.follow = follow
         self.generator = torch.Generator().manual_seed(SEED)
         self.anchor_labeler = SlowLabeler(source.anchor_phi, self.generator, DRAWS)
@@ -128,6 +129,9 @@ class SlowVnl:
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
+            with torch.no_grad():
+                for value, home in zip(self.model.parameters(), self.home, strict=True):
+                    value.copy_((1 - PULL) * value + PULL * home)
 
 
 def vnl(source: Any, **options: Any) -> Any:
@@ -228,7 +232,7 @@ def test_without_update_and_labels_it_is_bn(make_source: Any, images: Any, kind:
 def test_entropy_alone_is_soft(make_source: Any, images: Any, kind: str) -> None:
     source = make_source()
     adapter = vnl(source, update="entropy", predict="own", statistics=kind)
-    soft = adapt(source, "soft", statistics=kind, lr=LR)
+    soft = adapt(source, "soft", statistics=kind, lr=LR, pull=PULL)
     for seed, count in enumerate((7, 1, 5)):
         assert torch.equal(adapter(images(count, seed)), soft(images(count, seed)))
     assert not hasattr(adapter, "anchor")
