@@ -14,6 +14,7 @@ from vicinal.adapters.vnl import VnlSettings
 from vicinal.errors import AdapterError, ConfigError
 
 LR, SEED, DRAWS = 1e-3, 3, 3
+PULL = 0.02  # the default
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 

@@ -227,9 +227,15 @@ def _report(asked: Asked, failures: Sequence[Failure]) -> None:
     write_benchmark(spec, records, folder)
     write_readme(spec, records, folder, asked.command, notes_of(asked.missing, failures))
     out.print(results_rich(spec, records))
-    for one in expectations_of(spec, records):
-        style = {True: "green", False: "red", None: "dim"}[one.met]
-        out.print(f"{WORDS[one.met]}: {one.what}: {one.found}", style=style, markup=False, highlight=False)
+    expected = expectations_of(spec, records)
+    for one in expected:
+        if one.met is not None:
+            style = "green" if one.met else "red"
+            out.print(
+                f"{WORDS[one.met]}: {one.what}: {one.found}", style=style, markup=False, highlight=False
+            )
+    if unmeasured := sum(one.met is None for one in expected):
+        out.print(f"{unmeasured} more expectations were not measured", style="dim", highlight=False)
     if records[0].protocol["benchmark"]["quick"]:
         out.print(QUICK, style="yellow")
     out.print(f"{len(records)} records, README.md, report.html and figures in {folder}", highlight=False)
