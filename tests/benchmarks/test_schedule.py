@@ -133,7 +133,7 @@ def test_a_failed_training_takes_along_what_needs_it_and_nothing_else(tmp_path: 
     crew = Pretenders(2, lambda job: "no weights" if isinstance(job, TrainJob) and job.run.seed == 0 else "")
     failures, counts = run(crew, tasks_of(tmp_path))
     (failure,) = failures
-    assert (failure.why, failure.measurements) == ("no weights", 4)
+    assert (failure.why, len(failure.keys)) == ("no weights", 4)
     assert "seed 0" in failure.what
     measured = [job for _, job in crew.given if isinstance(job, MeasureJob)]
     assert [job.run.seed for job in measured] == [1, 1, 1, 1]
@@ -143,7 +143,7 @@ def test_a_failed_training_takes_along_what_needs_it_and_nothing_else(tmp_path: 
 def test_a_failed_choice_takes_along_its_measurement_alone(tmp_path: Path) -> None:
     crew = Pretenders(2, lambda job: "odd" if isinstance(job, ChooseJob) and job.method == "soft" else "")
     failures, _ = run(crew, tasks_of(tmp_path))
-    assert [failure.measurements for failure in failures] == [1, 1]
+    assert [len(failure.keys) for failure in failures] == [1, 1]
     measured = [job for _, job in crew.given if isinstance(job, MeasureJob)]
     assert sorted(job.run.row for job in measured) == ["ERM", "ERM", "Hard", "Hard", "VNL", "VNL"]
 
@@ -161,7 +161,7 @@ def test_weights_that_are_not_to_be_had_are_asked_for_once(tmp_path: Path) -> No
     )
     crew = Pretenders(2, lambda job: "no net" if job == WeightsJob("resnet18", "timm") else "")
     failures, counts = run(crew, tasks_of(tmp_path, replace(SPEC, settings=(*columns, *SPEC.settings))))
-    assert [(failure.what, failure.why, failure.measurements) for failure in failures] == [
+    assert [(failure.what, failure.why, len(failure.keys)) for failure in failures] == [
         ("weights of resnet18", "no net", 8)
     ]
     jobs = [job for _, job in crew.given]

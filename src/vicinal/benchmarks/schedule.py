@@ -19,11 +19,11 @@ Listen = Callable[[str, str, int, int], None]  # whose progress, what it is at, 
 
 @dataclass(frozen=True)
 class Failure:
-    """A job that could not be done, why, and how many measurements go without it."""
+    """A job that could not be done, why, and which measurements go with it, by their keys."""
 
     what: str
     why: str
-    measurements: int
+    keys: frozenset[str]
 
 
 @dataclass(eq=False)
@@ -90,8 +90,8 @@ class Shift:
     def _fail(self, task: Task, why: str) -> None:
         """Note a failure once; whatever waits for the task goes with it."""
         gone = [task, *_all_waiting(task)]
-        measurements = sum(kind_of(one) == "measurements" for one in gone)
-        self.failures.append(Failure(task.name, why, measurements))
+        keys = frozenset(one.job.run.key for one in gone if isinstance(one.job, MeasureJob))
+        self.failures.append(Failure(task.name, why, keys))
         for one in gone:
             self._finish(one)
 

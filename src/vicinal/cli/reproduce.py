@@ -84,8 +84,7 @@ def _table(name: str, limits: Limits, out_dir: Path | None, data_dir: Path | Non
     spec = load_spec(name)
     folder = spec.name + ("-quick" if limits.quick else "")
     whole = limits.plan(spec)
-    parent = out_dir if several else None
-    chosen = out_dir if out_dir and not several else (parent or Path("results")) / folder
+    chosen = out_dir if out_dir and not several else (out_dir or Path("results")) / folder
     command = limits.command(name if name.endswith(SUFFIX) else spec.name)
     return Asked(spec, whole, Place(chosen, data_dir), tuple(missing_data(whole, data_dir)), command)
 
@@ -140,7 +139,8 @@ def reproduce_command(
     with Bars(out) as bars:
         failures = run_plans([(t.left, t.place) for t in tables], devices, bars.count)
     for table in tables:
-        _report(table, [] if len(tables) > 1 else failures)
+        mine = {run.key for run in table.whole.measures}
+        _report(table, [failure for failure in failures if mine & failure.keys])
     notes = notes_of(dict.fromkeys(item for table in tables for item in table.missing), failures)
     for note in notes:
         out.print(note, style="red", markup=False, highlight=False)
@@ -212,7 +212,7 @@ def notes_of(missing: Iterable[Missing], failures: Sequence[Failure]) -> list[st
     lines = [f"missing data: {item.data}: {item.how}" for item in missing]
     for why in dict.fromkeys(failure.why for failure in failures):
         same = [failure for failure in failures if failure.why == why]
-        lost = sum(failure.measurements for failure in same)
+        lost = sum(len(failure.keys) for failure in same)
         more = f" and {len(same) - 1} more" if len(same) > 1 else ""
         lines.append(f"not done: {same[0].what}{more} ({lost} measurements): {why}")
     return lines

@@ -4,6 +4,7 @@ Each is written as a good engineer would write it today, with nothing of vicinal
 themselves and the formulas of the labels: how vicinal runs its nets must not show here.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -75,16 +76,23 @@ def plain_erm(shape: Shape, device: torch.device, half: bool, compiled: bool) ->
     model = Plain(untrained(model_spec(shape), config, device)[0]).train()
     optimizer = fused_adam(list(model.parameters()), config, device)
     net = torch.compile(model) if compiled else model
-    x, y = placed(episode_batches(ALGORITHMS["erm"][0], shape, device)[0], device)
+    batch = placed(episode_batches(ALGORITHMS["erm"][0], shape, device)[0], device)
+    return partial(erm_step, net, optimizer, batch, config, half)
 
-    def step() -> None:
-        with autocast(device, half):
-            loss = F.cross_entropy(net(x)[1], y, label_smoothing=config.label_smoothing)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
 
-    return step
+def erm_step(
+    net: Callable[[Tensor], Any],
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    config: TrainConfig,
+    half: bool,
+) -> None:
+    """Take a step of cross-entropy."""
+    with autocast(batch.x.device, half):
+        loss = F.cross_entropy(net(batch.x)[1], batch.y, label_smoothing=config.label_smoothing)
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
 
 
 def plain_case(name: str, shape: Shape, device: torch.device, half: bool) -> Case:
@@ -155,14 +163,10 @@ def unrolled_step(shape: Shape, device: torch.device, exact: bool, half: bool) -
     optimizer = fused_adam([*model.parameters(), *phi.parameters()], config, device)
     noise = torch.Generator(device=device).manual_seed(SEED)
     batches = episode_batches(ALGORITHMS["meta"][0], shape, device)
-    (x_source, y_source), (x, y) = (placed(batch, device) for batch in batches)
+    source, (x, y) = (placed(batch, device) for batch in batches)
 
     def step() -> None:
-        with autocast(device, half):
-            loss = F.cross_entropy(model(x_source)[1], y_source, label_smoothing=config.label_smoothing)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        erm_step(model, optimizer, source, config, half)
         found = unrolled_gradients(model, phi, x, y, config, noise, exact=exact, half=half)
         for module, gradients in ((model, found.theta), (phi, found.phi)):
             for name, parameter in module.named_parameters():

@@ -83,16 +83,11 @@ SMALL = Scale(
         "backbone": ("resnet18", "resnet34", "resnet50"),
     },
 )
-QUICK = Scale(
-    "quick",
-    Shape("small", 16, 6, 6),
-    rounds=3,
-    growth_rounds=2,
-    round_seconds=0.0,
+QUICK = replace(
+    SMALL,
+    name="quick",
+    shape=Shape("small", 16, 6, 6),
     iterations=20,
-    source_images=16,
-    val_images=4,
-    streams=(16,),
     growth={
         "classes": (7, 65),
         "size": (16, 32),
