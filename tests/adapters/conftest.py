@@ -1,6 +1,8 @@
 """Sources with random weights, in double precision: references can then be compared closely."""
 
+import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from vicinal.models.inference import InferenceNet, StreamInferenceNet
 CLASSES = 4
 MakeSource = Callable[..., Trained]
 MakeImages = Callable[..., Tensor]
+Pair = tuple[Tensor, Tensor]
 
 
 @pytest.fixture
@@ -26,6 +29,12 @@ def make_source() -> MakeSource:
 def images() -> MakeImages:
     """Return a function that makes seeded images of colored blocks in [0, 1]."""
     return _images
+
+
+@pytest.fixture
+def slow_stream() -> "type[SlowStream]":
+    """Return stream statistics as a model with slow layers put in by hand."""
+    return SlowStream
 
 
 def _images(count: int, seed: int = 0, side: int = 8) -> Tensor:
@@ -74,3 +83,104 @@ def _stream_phi() -> StreamInferenceNet:
     phi.low.fill_(-0.3)
     phi.high.fill_(0.9)
     return phi
+
+
+def pooled(parts: list[tuple[float, Pair]]) -> Pair:
+    """Return mean and variance of weighted groups, through their second moments."""
+    mean = sum(weight * m for weight, (m, _) in parts)
+    second = sum(weight * (v + m**2) for weight, (m, v) in parts)
+    return mean, second - mean**2
+
+
+def carried(pair: Pair, before: Pair, after: Pair) -> Pair:
+    """Return the statistics under x' = a x + b, the map that takes the batch from before to after."""
+    a = (after[1] / before[1]).sqrt().clamp(0.5, 2)
+    return a * pair[0] + (after[0] - a * before[0]), a**2 * pair[1]
+
+
+class SlowLayer(nn.Module):
+    """A BatchNorm layer on an average over the stream."""
+
+    def __init__(self, layer: nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.layer, self.act = layer, getattr(layer, "act", nn.Identity())
+        self.source: Pair = (layer.running_mean.clone(), layer.running_var.clone())
+        self.average, self.seen, self.before = self.source, self.source, None
+        self.share, self.takes = 0.0, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        channels = [x[:, c].flatten() for c in range(x.shape[1])]
+        mean = torch.stack([values.sum() / len(values) for values in channels])
+        spread = torch.stack([((v - v.mean()) ** 2).sum() / len(v) for v in channels])
+        self.seen = own = mean.detach(), spread.detach()
+        average = carried(self.average, self.before, own) if self.takes and self.before else self.average
+        if self.takes or len(x) > 1:
+            average = pooled([(1 - self.share, average), (self.share, own)])
+        if self.takes:
+            self.average = average
+        out = []
+        for c in range(x.shape[1]):
+            m, s = average[0][c], (average[1][c] + self.layer.eps).sqrt()
+            if self.takes or len(x) == 1:
+                normal = (x[:, c] - m) / s
+            else:  # values of the average, gradient of the batch
+                s_b = (spread[c] + self.layer.eps).sqrt()
+                normal = (x[:, c] - mean[c]) / s_b * (s_b / s).detach() + ((mean[c] - m) / s).detach()
+            out.append(normal * self.layer.weight[c] + self.layer.bias[c])
+        return self.act(torch.stack(out, 1))
+
+
+class SlowStream:
+    """A model on an average that starts from the source's statistics as `count` images."""
+
+    def __init__(self, source: Any, count: int = 20, floor: float = 0.05, forgets: bool = False) -> None:
+        self.model: Classifier = copy.deepcopy(source.model).eval()
+        self.count, self.floor, self.forgets = count, floor, forgets
+        self.images, self.settled = 0, False
+        self.layers: list[SlowLayer] = []
+        for name, layer in list(self.model.named_modules()):
+            if isinstance(layer, nn.BatchNorm2d):
+                self.layers.append(SlowLayer(layer))
+                parent, _, last = name.rpartition(".")
+                setattr(self.model.get_submodule(parent), last, self.layers[-1])
+
+    @property
+    def average(self) -> list[Pair]:
+        """Mean and variance that every layer runs on."""
+        return [layer.average for layer in self.layers]
+
+    def begin(self) -> None:
+        """Expect the next batch."""
+        self.settled = False
+        for layer in self.layers:
+            layer.before = None
+
+    def run(self, x: Tensor, takes: bool) -> tuple[Tensor, Tensor]:
+        if self.forgets:  # every pass starts from the source
+            self.images, self.settled = 0, False
+            for layer in self.layers:
+                layer.average = layer.source
+        share = len(x) / (self.count + self.images + len(x))
+        share = 0.0 if self.settled else max(share, 1 - (1 - self.floor) ** (len(x) / self.count))
+        for layer in self.layers:
+            layer.takes, layer.share = takes, share
+        return self.model.features_and_logits(x)
+
+    def look(self, x: Tensor, remember: bool = True) -> Tensor:
+        """Return logits on the values of the average, with the gradient of the batch."""
+        logits = self.run(x, takes=False)[1]
+        for layer in self.layers:
+            layer.before = (layer.before or layer.seen) if remember else None
+        return logits
+
+    @torch.no_grad()
+    def take(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features and logits on the average with the batch in it."""
+        told = self.run(x, takes=True)
+        self.images, self.settled = self.images + len(x), True
+        return told
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Return the logits of the next batch, which is not learned from."""
+        self.begin()
+        return self.take(x)[1]

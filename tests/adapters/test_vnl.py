@@ -99,8 +99,9 @@ class SlowLabeler:
 class SlowVnl:
     """Anchored update, then prediction by labels, on batch statistics or on those of the source."""
 
-    def __init__(self, source: Any, on_batch: bool, follow: float = 0.0) -> None:
-        self.model = copy.deepcopy(source.model).train(on_batch)
+    def __init__(self, source: Any, on_batch: bool, follow: float = 0.0, stream: Any = None) -> None:
+        self.model = stream.model if stream else copy.deepcopy(source.model).train(on_batch)
+        self.look = stream.look if stream else self.model
         self.anchor = copy.deepcopy(source.model).train(on_batch)
         self.home = [value.detach().clone() for value in source.model.parameters()]
         self.follow = follow
@@ -124,7 +125,7 @@ class SlowVnl:
         self, x: Tensor, y_anchor: Tensor, steps: int, anchor_weight: float, entropy_weight: float
     ) -> None:
         for _ in range(steps):
-            logits = self.model(x)
+            logits = self.look(x)
             entropy = torch.distributions.Categorical(logits=logits).entropy().mean()
             loss = anchor_weight * cross_entropy(logits, y_anchor) + entropy_weight * entropy
             self.optimizer.zero_grad()
@@ -157,21 +158,18 @@ def test_anchored_updates_agree_with_the_slow_reference(
             torch.testing.assert_close(a, b, **CLOSE)
 
 
-def test_the_default_agrees_with_the_slow_reference(make_source: Any, images: Any) -> None:
-    """On stream statistics, whose averages test_statistics recomputes: here `bn` stands for the anchor."""
+def test_the_default_agrees_with_the_slow_reference(make_source: Any, images: Any, slow_stream: Any) -> None:
     source = make_source()
-    adapter, anchor, slow = vnl(source), adapt(source, "bn", statistics="stream"), SlowVnl(source, True)
-    by_anchor: list[Any] = []
-    by_model: list[Any] = []
-    anchor.observer = lambda *heard: by_anchor.append(heard)
-    adapter.observer = lambda *heard: by_model.append(heard)
+    adapter, stream, anchor = vnl(source), slow_stream(source), slow_stream(source)
+    slow = SlowVnl(source, True, stream=stream)
     for seed, count in enumerate((7, 5, 6)):
         x = images(count, seed)
-        anchor(x)
-        y_hat = adapter(x).exp()
-        y_anchor = slow.anchor_labeler.labels(*by_anchor[-1])
+        for part in (stream, anchor):
+            part.begin()
+        y_anchor = slow.anchor_labeler.labels(*anchor.take(x), source.model.head)
         slow.learn(x, y_anchor, 1, 1.0, 1.0)
-        torch.testing.assert_close(y_hat, slow.labeler.labels(*by_model[-1]), **CLOSE)
+        y_hat = slow.labeler.labels(*stream.take(x), stream.model.head)
+        torch.testing.assert_close(adapter(x).exp(), y_hat, **CLOSE)
     for found, expected in zip(adapter.model.parameters(), slow.model.parameters(), strict=True):
         torch.testing.assert_close(found, expected, **CLOSE)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vicinal.adapters.contract import METHODS, Adapter
 from vicinal.adapters.statistics import KINDS
@@ -240,3 +240,29 @@ def test_erm_is_the_plain_model(make_case: Any, net: str) -> None:
     adapter, plain = case.adapt(), case.source().model.eval()
     for batch in case.stream(6, 5, 1):
         assert torch.equal(adapter(batch), plain(batch).detach())
+
+
+class Activating(nn.BatchNorm2d):
+    """A layer whose class does more than normalize, as many of timm's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(super().forward(x))
+
+
+def in_one(source: Trained) -> Trained:
+    """Return the model with its activations inside the layers that normalize."""
+    folded = copy.deepcopy(source)
+    features = folded.model.features
+    for index, layer in enumerate(features):
+        if isinstance(layer, nn.BatchNorm2d):
+            assert isinstance(features[index + 1], nn.ReLU)
+            layer.__class__, features[index + 1] = Activating, nn.Identity()
+    return folded
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_that_also_activates_goes_on_doing_so(batch_norm_case: Case, kind: str) -> None:
+    source = batch_norm_case.source()
+    adapters = [batch_norm_case.adapt(model, statistics=kind) for model in (source, in_one(source))]
+    for x in batch_norm_case.stream(6, 1, 5):
+        torch.testing.assert_close(*(adapter(x) for adapter in adapters), rtol=0, atol=0)

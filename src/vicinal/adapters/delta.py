@@ -1,16 +1,16 @@
 """DELTA: batch renormalization on averages over the stream, and entropy balanced over classes."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vicinal.adapters.contract import Adapter, Parameters, Predict, Settings, Traits, register
+from vicinal.adapters.layers import batch_norms, renormalized, running
 from vicinal.adapters.passes import optimizer_for, take_step, update_and_predict
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.checkpoint import Trained
@@ -148,11 +148,7 @@ class Renormalization(nn.Module):
         self.smoothing = smoothing
         self._pending: dict[int, Averages] | None = None  # None: the batch is in already
         # In a tuple, so that the layers stay the model's and are not registered a second time.
-        self._layers = tuple(
-            layer
-            for layer in model.modules()
-            if isinstance(layer, _BatchNorm) and layer.running_mean is not None
-        )
+        self._layers = tuple(batch_norms(model))
         self.register_buffer("batches", torch.zeros((), dtype=torch.long))
         for index, layer in enumerate(self._layers):
             self.register_buffer(f"mean_{index}", layer.get_buffer("running_mean").clone())
@@ -165,50 +161,31 @@ class Renormalization(nn.Module):
 
     @contextmanager
     def applied(self, images: int) -> Iterator[None]:
-        """Set up a pass."""
+        """Set up a pass on the averages, with the gradient of batch statistics."""
         averages: dict[int, Averages] = {}
-        with ExitStack() as stack:
-            for index, layer in enumerate(self._layers):
-                if images == 1:
-                    observe = self._observe(index, averages)
-                    stack.callback(layer.register_forward_hook(observe).remove)
-                else:
-                    # For this pass alone; a hook on the layer's output would cost a pass over it, both ways.
-                    layer.forward = self._renormalize(layer, index, averages)  # type: ignore[method-assign, assignment]
-                    stack.callback(delattr, layer, "forward")
+
+        def values(index: int, x: Tensor) -> dict[str, Tensor]:
+            layer = self._layers[index]
+            batch = _averages_of(layer, x)
+            if images == 1:
+                averages[index] = self._with_one(index, batch)
+                return {}
+            base = self._base(index, batch)
+            averages[index] = Averages(
+                *(a.lerp(b, 1 - self.smoothing) for a, b in zip(base, batch, strict=True))
+            )
+            return renormalized(layer, *(Moments(m, s.square() - layer.eps) for m, s in (batch, base)))
+
+        with running(self._layers, values, on_batch=images > 1):
             yield
         if self._pending == {}:
             self._pending = averages
 
-    def _renormalize(
-        self, layer: _BatchNorm, index: int, averages: dict[int, Averages]
-    ) -> Callable[[Tensor], Tensor]:
-        """Return a layer's forward on the averages, with the gradient of batch statistics."""
-
-        def renormalized(x: Tensor) -> Tensor:
-            batch, weight = _averages_of(layer, x), 1 - self.smoothing
-            base = self._base(index, batch)
-            r, d = batch.deviation / base.deviation, (batch.mean - base.mean) / base.deviation
-            averages[index] = Averages(*(a.lerp(b, weight) for a, b in zip(base, batch, strict=True)))
-            # scale * (x_b r + d) + shift is batch normalization of another scale and shift.
-            scale, shift = (r, d) if layer.weight is None else (layer.weight * r, layer.weight * d)
-            shift = shift if layer.bias is None else shift + layer.bias
-            return F.batch_norm(x, None, None, scale, shift, training=True, eps=layer.eps)
-
-        return renormalized
-
-    def _observe(self, index: int, averages: dict[int, Averages]) -> Callable[..., None]:
-        """Return a hook that sees a single image, which runs on the averages."""
-
-        def observe(layer: _BatchNorm, inputs: tuple[Any, ...], output: Tensor) -> None:
-            old, new = (
-                Moments(mean, deviation.square())
-                for mean, deviation in (self._stored(index), _averages_of(layer, inputs[0]))
-            )
-            mean, variance = mix(old, new, 1 - self.smoothing)
-            averages[index] = Averages(mean, variance.sqrt())
-
-        return observe
+    def _with_one(self, index: int, single: Averages) -> Averages:
+        """Return the averages with a single image in them, which itself runs on those from before it."""
+        old, new = (Moments(mean, s.square()) for mean, s in (self._stored(index), single))
+        mean, variance = mix(old, new, 1 - self.smoothing)
+        return Averages(mean, variance.sqrt())
 
     def _stored(self, index: int) -> Averages:
         return Averages(self.get_buffer(f"mean_{index}"), self.get_buffer(f"deviation_{index}"))

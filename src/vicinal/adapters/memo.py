@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vicinal.adapters.contract import Adapter, Settings, Traits, register
-from vicinal.adapters.mixed_norm import batch_norms, mixed_norm
+from vicinal.adapters.layers import batch_norms, mixed_norm
 from vicinal.adapters.passes import optimizer_for, take_step
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.checkpoint import Trained

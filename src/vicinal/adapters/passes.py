@@ -106,7 +106,6 @@ def look(adapter: Adapter, x: Tensor) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def predict(adapter: Adapter, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return features and logits on the statistics that predictions run on."""
-    adapter.norm.settle(adapter.model, x)
     with adapter.norm.predicting(len(x)):
         z, logits = adapter.model.features_and_logits(x)
     adapter.show(z, logits, adapter.model)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from vicinal.adapters.contract import Adapter, Parameters, Predict, Settings, Traits, register
-from vicinal.adapters.mixed_norm import mixed_norm
+from vicinal.adapters.layers import mixed_norm
 from vicinal.adapters.passes import optimizer_for, take_step
 from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
 from vicinal.adapters.teacher import STRONG_VIEW, Follower, report

@@ -1,26 +1,29 @@
 """Which normalization statistics a pass runs on, for every network with BatchNorm layers.
 
-| kind   | the update runs on | the prediction runs on                                   |
-|--------|--------------------|----------------------------------------------------------|
-| source | source statistics  | source statistics                                        |
-| batch  | the batch's        | the batch's                                              |
-| blend  | the batch's        | the batch's, mixed with the source's                     |
-| stream | the batch's        | an average over the stream that starts from the source's |
+| kind   | a batch is predicted on                                  |
+|--------|----------------------------------------------------------|
+| source | source statistics                                        |
+| batch  | its own                                                  |
+| blend  | its own, mixed with the source's                         |
+| stream | an average over the stream that starts from the source's |
 
-Updates run on the batch's statistics because with stream statistics inside the gradient every method
-collapses. A batch of one cannot make statistics: it joins the stream average and runs on it. Networks without
-BatchNorm have no such statistics and all kinds are one.
+The pass that predicts a batch is also the one that takes it into the average: each layer sees what the layers
+before it have normalized that way. Updates run on the same values, but their gradient is that of batch
+statistics (batch renormalization), save on source statistics: with an average inside the gradient every
+method collapses. A batch of one cannot make statistics: it joins the stream average and runs on it. Networks
+without BatchNorm have no such statistics and all kinds are one.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from vicinal.adapters.layers import batch_norms, renormalized, running
 from vicinal.errors import ConfigError
 from vicinal.functional.normalization import (
     Moments,
@@ -65,25 +68,22 @@ class NormStatistics(nn.Module):
         super().__init__()
         self.config = config
         # In a tuple, so that the layers stay the model's and are not registered a second time.
-        self._layers = tuple(
-            layer
-            for layer in model.modules()
-            if isinstance(layer, _BatchNorm) and layer.running_mean is not None
-        )
-        self._before: dict[int, Moments] = {}
+        self._layers = tuple(batch_norms(model))
+        self._before: dict[int, Moments] = {}  # of the batch's first pass, under the weights it met
+        self._settled = False  # whether the batch is in the average
         device = next(model.parameters()).device
         self.register_buffer("seen", torch.zeros((), dtype=torch.long, device=device))
         for index, layer in enumerate(self._layers):
             layer.momentum = 0.0  # a pass in training mode then normalizes by the batch and stores nothing
-            for owner in ("source", "stream"):
-                self.register_buffer(f"{owner}_mean_{index}", _buffer(layer, "running_mean").float().clone())
-                self.register_buffer(
-                    f"{owner}_variance_{index}", _buffer(layer, "running_var").float().clone()
-                )
+            for what, name in (("mean", "running_mean"), ("variance", "running_var")):
+                value = _buffer(layer, name)
+                precise = torch.promote_types(value.dtype, torch.float32)
+                for owner in ("source", "stream"):
+                    self.register_buffer(f"{owner}_{what}_{index}", value.to(precise, copy=True))
 
     def begin(self) -> None:
-        """Forget the step before, finished or not."""
-        self._before = {}
+        """Expect a new batch; forget the step before, finished or not."""
+        self._before, self._settled = {}, False
 
     @property
     def observed(self) -> bool:
@@ -92,7 +92,7 @@ class NormStatistics(nn.Module):
         return bool(self._before) or not self._layers or not follows
 
     def one_pass(self, images: int) -> bool:
-        """Say whether updates and predictions of such a batch run on the same statistics."""
+        """Say whether the pass of an update of such a batch can be the one that predicts it."""
         return (
             not self._layers or self.config.kind == "source" or (self.config.kind == "batch" and images > 1)
         )
@@ -105,32 +105,61 @@ class NormStatistics(nn.Module):
     @contextmanager
     def updating(self, images: int) -> Iterator[None]:
         """Set the mode of a pass whose gradient is taken; the first one of a step is observed."""
-        mode = self.config.kind != "source" and images > 1
-        wanted = self._averages(images) and self.config.follow_updates and not self._before
-        with self._pass(mode, observe=wanted) as moments:
+        if not self._averages(images):
+            with running(self._layers, on_batch=self.config.kind != "source" and images > 1):
+                yield
+            return
+        moments: dict[int, Moments] = {}
+        owner, share = self._base(images)
+
+        def values(index: int, x: Tensor) -> dict[str, Tensor]:
+            moments[index] = batch = moments_of(x)
+            if images == 1:  # runs on the average, in gradient as well
+                return {}
+            return renormalized(self._layers[index], batch, mix(self._stored(owner, index), batch, share))
+
+        with running(self._layers, values, on_batch=images > 1):
             yield
-        if wanted:
-            self._before = moments
+        self._before = self._before or moments
 
     @contextmanager
     def predicting(self, images: int) -> Iterator[None]:
-        """Set the mode of the pass that predicts."""
-        with self._pass(self.config.kind == "batch" and images > 1, observe=False):
+        """Set the mode of a pass that predicts; the first one of a step takes the batch into the average.
+
+        Later ones run on what the first has left behind. No gradient is taken of any.
+        """
+        if self._settled or not self._averages(images):
+            with running(self._layers, on_batch=self.config.kind == "batch" and images > 1):
+                yield
+            return
+        moments: dict[int, Moments] = {}
+        owner, share = self._base(images)
+        joins = owner == "stream"
+
+        def take_in(index: int, x: Tensor) -> dict[str, Tensor]:
+            moments[index] = batch = moments_of(x)
+            average = self._stored(owner, index)
+            if joins and self.config.follow_updates and index in self._before:
+                average = transport(average, self._before[index], batch)
+            average = mix(average, batch, share)
+            if joins:
+                self.get_buffer(f"stream_mean_{index}").copy_(average.mean)
+                self.get_buffer(f"stream_variance_{index}").copy_(average.variance)
+            self._run_on(index, average)
+            return {}
+
+        with running(self._layers, take_in, on_batch=False):
             yield
+        self._before, self._settled = moments, True
+        if joins:
+            self.seen += images
 
     @torch.no_grad()
     def settle(self, model: nn.Module, x: Tensor) -> None:
-        """Take the batch into the average under the current weights and make it what predictions run on."""
-        images = len(x)
-        if not self._averages(images):
-            return
-        with self._pass(images > 1, observe=True) as moments:
-            model(x)
-        weight = stream_weight(images, self.seen, self.config.source_images, self.config.floor)
-        for index, batch in moments.items():
-            self._run_on(index, self._average(index, batch, images, weight))
-        if self.config.kind != "blend" or images == 1:  # a blend stores nothing
-            self.seen += images
+        """Take the batch into the average under the current weights, in a pass of its own."""
+        if not self._settled and self._averages(len(x)):
+            with self.predicting(len(x)):
+                model(x)
 
     @torch.no_grad()
     def observe(self, model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,8 +167,7 @@ class NormStatistics(nn.Module):
 
         Layers come in the order they run; each sees what those before it have normalized by the batch.
         """
-        with self._pass(True, observe=True) as moments:
-            logits = model(x)
+        logits, moments = self._on_batch(model, x)
         shifts = [moment_shift(self._stored("source", index), batch) for index, batch in moments.items()]
         return logits, torch.stack(shifts)
 
@@ -147,12 +175,21 @@ class NormStatistics(nn.Module):
     def freeze(self, model: nn.Module, x: Tensor) -> None:
         """Make what a prediction of x runs on what every later pass in evaluation mode runs on."""
         if self.config.kind == "batch" and len(x) > 1:
-            with self._pass(True, observe=True) as moments:
-                model(x)
-            for index, batch in moments.items():
+            for index, batch in self._on_batch(model, x)[1].items():
                 self._run_on(index, batch)
         else:
             self.settle(model, x)
+
+    def _on_batch(self, model: nn.Module, x: Tensor) -> tuple[Tensor, dict[int, Moments]]:
+        """Return logits on the batch's statistics, and these."""
+        moments: dict[int, Moments] = {}
+
+        def collect(index: int, inputs: Tensor) -> dict[str, Tensor]:
+            moments[index] = moments_of(inputs)
+            return {}
+
+        with running(self._layers, collect, on_batch=True):
+            return model(x), moments
 
     def _run_on(self, index: int, moments: Moments) -> None:
         _buffer(self._layers[index], "running_mean").copy_(moments.mean)
@@ -163,41 +200,18 @@ class NormStatistics(nn.Module):
         kind = self.config.kind
         return bool(self._layers) and (kind in ("blend", "stream") or (kind == "batch" and images == 1))
 
-    def _average(self, index: int, batch: Moments, images: int, weight: Tensor) -> Moments:
-        """Return what layer `index` predicts on, and store the stream's moments."""
+    def _base(self, images: int) -> tuple[str, Tensor | float]:
+        """Return whose moments a batch is mixed with, and its share; a blend stores nothing of a batch."""
         config = self.config
         if config.kind == "blend" and images > 1:
-            return mix(self._stored("source", index), batch, blend_weight(images, config.source_images))
-        stream = self._stored("stream", index)
-        if index in self._before:
-            stream = transport(stream, self._before[index], batch)
-        stream = mix(stream, batch, weight)
-        self.get_buffer(f"stream_mean_{index}").copy_(stream.mean)
-        self.get_buffer(f"stream_variance_{index}").copy_(stream.variance)
-        return stream
+            return "source", blend_weight(images, config.source_images)
+        if self._settled:
+            return "stream", 0.0
+        return "stream", stream_weight(images, self.seen, config.source_images, config.floor)
 
     def _stored(self, owner: str, index: int) -> Moments:
         return Moments(self.get_buffer(f"{owner}_mean_{index}"), self.get_buffer(f"{owner}_variance_{index}"))
 
-    @contextmanager
-    def _pass(self, on_batch: bool, observe: bool) -> Iterator[dict[int, Moments]]:
-        """Run a pass on the batch's statistics or on the running ones; collect the layers' input moments."""
-        moments: dict[int, Moments] = {}
-        with ExitStack() as stack:
-            for index, layer in enumerate(self._layers):
-                layer.train(on_batch)
-                stack.callback(layer.eval)
-                if observe:
-                    stack.callback(layer.register_forward_pre_hook(_collector(moments, index)).remove)
-            yield moments
 
-
-def _collector(moments: dict[int, Moments], index: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-    def collect(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-        moments[index] = moments_of(inputs[0])
-
-    return collect
-
-
-def _buffer(layer: nn.Module, name: str) -> Tensor:
+def _buffer(layer: _BatchNorm, name: str) -> Tensor:
     return layer.get_buffer(name)

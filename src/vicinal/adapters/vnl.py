@@ -54,7 +54,7 @@ class VnlSettings(Settings):
         paper="vicinal, after Ambekar et al. 2024",
         updates="all parameters, if left-out domains say so",
         training="phi and the rule on left-out domains",
-        passes="5 forward, 1 backward",
+        passes="3 forward, 1 backward",
     ),
 )
 class Vnl(Adapter):
@@ -111,7 +111,6 @@ class Vnl(Adapter):
     def _anchor_labels(self, x: Tensor) -> Tensor:
         """Return y_hat by the frozen source model, on statistics and with a memory of its own."""
         self.anchor_norm.begin()
-        self.anchor_norm.settle(self.anchor, x)
         with self.anchor_norm.predicting(len(x)):
             z, logits = self.anchor.features_and_logits(x)
         draws = self.settings.num_samples

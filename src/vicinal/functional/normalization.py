@@ -16,10 +16,13 @@ class Moments(NamedTuple):
     variance: Tensor
 
 
-def moments_of(x: Tensor) -> Moments:
-    """Return the moments of every channel of x (N, C, ...) over samples and places."""
-    x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
-    if x.device.type in ("cpu", "cuda"):
+def moments_of(x: Tensor, *, constant: bool = True) -> Moments:
+    """Return the moments of every channel of x (N, C, ...) over samples and places.
+
+    They are constants to the gradient unless it is said that they are not.
+    """
+    x = (x.detach() if constant else x).to(torch.promote_types(x.dtype, torch.float32))
+    if constant and x.device.type in ("cpu", "cuda"):
         # What batch normalization itself computes, three times faster than `var_mean` on a CPU.
         return Moments(*torch.batch_norm_update_stats(x, None, None, 0.0))
     variance, mean = torch.var_mean(x, dim=[dim for dim in range(x.ndim) if dim != 1], correction=0)
@@ -35,6 +38,12 @@ def mix(old: Moments, new: Moments, weight: float | Tensor) -> Moments:
     shift = new.mean - old.mean
     variance = (1 - weight) * old.variance + weight * new.variance + weight * (1 - weight) * shift.square()
     return Moments(old.mean + weight * shift, variance)
+
+
+def renormalization(batch: Moments, target: Moments, eps: float) -> tuple[Tensor, Tensor]:
+    """Return r and d with (x - m) / s = r (x - m_b) / s_b + d: r = s_b / s, d = (m_b - m) / s."""
+    s_b, s = (batch.variance + eps).sqrt(), (target.variance + eps).sqrt()
+    return s_b / s, (batch.mean - target.mean) / s
 
 
 def moment_shift(source: Moments, batch: Moments) -> Tensor:

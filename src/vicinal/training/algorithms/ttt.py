@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vicinal.adapters.mixed_norm import batch_norms
+from vicinal.adapters.layers import batch_norms
 from vicinal.data.domains import SourceDomain
 from vicinal.data.episodes import Batch, from_all
 from vicinal.functional.peers_consistency import quarter_turns
