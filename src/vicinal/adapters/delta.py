@@ -174,7 +174,8 @@ class Renormalization(nn.Module):
             averages[index] = Averages(
                 *(a.lerp(b, 1 - self.smoothing) for a, b in zip(base, batch, strict=True))
             )
-            return renormalized(layer, *(Moments(m, s.square() - layer.eps) for m, s in (batch, base)))
+            d = (batch.mean - base.mean) / base.deviation
+            return renormalized(layer, batch.deviation / base.deviation, d)
 
         with running(self._layers, values, on_batch=images > 1):
             yield

@@ -53,16 +53,12 @@ def _take_back(layer: _BatchNorm, *_: Any) -> None:
         layer.__dict__.pop(name, None)
 
 
-def renormalized(layer: _BatchNorm, batch: Moments, target: Moments) -> dict[str, Tensor]:
-    """Return scale and shift that make batch normalization put out what `target` moments would.
-
-    scale (x_b r + d) + shift is batch normalization of another scale and shift. With constant moments the
-    values are the target's and the gradient is the batch's.
-    """
-    r, d = renormalization(batch, target, layer.eps)
+def renormalized(layer: _BatchNorm, r: Tensor, d: Tensor) -> dict[str, Tensor]:
+    """Return what makes batch normalization put out scale (x_b r + d) + shift: another scale and shift."""
     if layer.weight is None:
         return {"weight": r, "bias": d}
-    return {"weight": layer.weight * r.to(layer.weight), "bias": layer.bias + layer.weight * d.to(layer.bias)}
+    r, d = r.to(layer.weight.dtype), d.to(layer.weight.dtype)
+    return {"weight": layer.weight * r, "bias": torch.addcmul(layer.bias, layer.weight, d)}
 
 
 @contextmanager
@@ -85,7 +81,7 @@ def mixed_norm(model: nn.Module, weight: float, *, keep: bool) -> Iterator[None]
             return {"running_mean": mixed.mean, "running_var": mixed.variance}
         for old, new in zip(stored, mixed, strict=True):
             old.copy_(new.detach())
-        return renormalized(layer, batch, mixed)
+        return renormalized(layer, *renormalization(batch, mixed, layer.eps))
 
     with running(layers, mixture, on_batch=keep):
         yield

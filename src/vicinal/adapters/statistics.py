@@ -23,16 +23,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from vicinal.adapters.bookkeeping import renormalization_to, take_in
 from vicinal.adapters.layers import batch_norms, renormalized, running
 from vicinal.errors import ConfigError
 from vicinal.functional.normalization import (
     Moments,
     blend_weight,
-    mix,
     moment_shift,
     moments_of,
     stream_weight,
-    transport,
 )
 
 Kind = Literal["batch", "source", "blend", "stream"]
@@ -116,7 +115,8 @@ class NormStatistics(nn.Module):
             moments[index] = batch = moments_of(x)
             if images == 1:  # runs on the average, in gradient as well
                 return {}
-            return renormalized(self._layers[index], batch, mix(self._stored(owner, index), batch, share))
+            layer, average = self._layers[index], self._stored(owner, index)
+            return renormalized(layer, *renormalization_to(average, batch, share, layer.eps))
 
         with running(self._layers, values, on_batch=images > 1):
             yield
@@ -136,19 +136,17 @@ class NormStatistics(nn.Module):
         owner, share = self._base(images)
         joins = owner == "stream"
 
-        def take_in(index: int, x: Tensor) -> dict[str, Tensor]:
+        def join(index: int, x: Tensor) -> dict[str, Tensor]:
             moments[index] = batch = moments_of(x)
-            average = self._stored(owner, index)
-            if joins and self.config.follow_updates and index in self._before:
-                average = transport(average, self._before[index], batch)
-            average = mix(average, batch, share)
-            if joins:
-                self.get_buffer(f"stream_mean_{index}").copy_(average.mean)
-                self.get_buffer(f"stream_variance_{index}").copy_(average.variance)
-            self._run_on(index, average)
+            before = self._before.get(index) if joins and self.config.follow_updates else None
+            used = Moments(
+                _buffer(self._layers[index], "running_mean"), _buffer(self._layers[index], "running_var")
+            )
+            kept = self._stored("stream", index) if joins else used
+            take_in(self._stored(owner, index), batch, share, before, (kept, used))
             return {}
 
-        with running(self._layers, take_in, on_batch=False):
+        with running(self._layers, join, on_batch=False):
             yield
         self._before, self._settled = moments, True
         if joins:
@@ -200,14 +198,20 @@ class NormStatistics(nn.Module):
         kind = self.config.kind
         return bool(self._layers) and (kind in ("blend", "stream") or (kind == "batch" and images == 1))
 
-    def _base(self, images: int) -> tuple[str, Tensor | float]:
+    def _base(self, images: int) -> tuple[str, Tensor]:
         """Return whose moments a batch is mixed with, and its share; a blend stores nothing of a batch."""
         config = self.config
         if config.kind == "blend" and images > 1:
-            return "source", blend_weight(images, config.source_images)
+            share = torch.full_like(self.seen, blend_weight(images, config.source_images), dtype=torch.double)
+            return "source", self._precise(share)
         if self._settled:
-            return "stream", 0.0
-        return "stream", stream_weight(images, self.seen, config.source_images, config.floor)
+            return "stream", self._precise(torch.zeros_like(self.seen))
+        share = stream_weight(images, self.seen, config.source_images, config.floor)
+        return "stream", self._precise(share)
+
+    def _precise(self, share: Tensor) -> Tensor:
+        """Return a share in the precision of the averages."""
+        return share.to(self.get_buffer("stream_mean_0").dtype)
 
     def _stored(self, owner: str, index: int) -> Moments:
         return Moments(self.get_buffer(f"{owner}_mean_{index}"), self.get_buffer(f"{owner}_variance_{index}"))

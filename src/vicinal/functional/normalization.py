@@ -7,6 +7,7 @@ from torch import Tensor
 
 # How much one update may stretch a channel: beyond it the batch, not the update, is what changed.
 MAX_STRETCH = 2.0
+SMALLEST_VARIANCE = 1e-8  # of a channel that is to be divided by
 
 
 class Moments(NamedTuple):
@@ -64,8 +65,7 @@ def transport(moments: Moments, before: Moments, after: Moments) -> Moments:
     The update is taken for an affine map of each channel, x' = a x + b, a = sqrt(v_after / v_before),
     b = m_after - a m_before: statistics gathered under the old weights then hold under the new ones.
     """
-    tiny = 1e-8
-    ratio = ((after.variance + tiny) / (before.variance + tiny)).sqrt()
+    ratio = ((after.variance + SMALLEST_VARIANCE) / (before.variance + SMALLEST_VARIANCE)).sqrt()
     stretch = ratio.clamp(1 / MAX_STRETCH, MAX_STRETCH)
     mean = after.mean + stretch * (moments.mean - before.mean)
     return Moments(mean, moments.variance * stretch.square())

@@ -1,0 +1,129 @@
+"""The kernels of the statistics against the formulas: compiled for the CPU, and on a GPU if there is one."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from vicinal.adapters import bookkeeping
+from vicinal.adapters.bookkeeping import THREADS, renormalization_to, source, take_in
+from vicinal.functional.normalization import Moments, mix, renormalization, transport
+
+CHANNELS = 300  # more than two blocks, the last one not full
+EPS = 1e-5
+# What CUDA has and a C++ compiler does not; every thread of every block is run in turn.
+SHIM = """
+#include <math.h>
+#define __global__
+#define __device__ static
+struct Place { int x; };
+static Place blockIdx, blockDim, threadIdx;
+"""
+DRIVER = """
+extern "C" void run(void (*body)(void**), void** told, int blocks, int threads) {
+    blockDim.x = threads;
+    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x)
+        for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) body(told);
+}
+#define F(i) *(float**)told[i]
+#define I(i) *(int*)told[i]
+extern "C" void body_take_in(void** told) {
+    take_in(F(0), F(1), F(2), F(3), F(4), F(5), F(6), I(7), I(8), F(9), F(10), F(11), F(12));
+}
+extern "C" void body_renormalize(void** told) {
+    renormalize(F(0), F(1), F(2), F(3), F(4), *(double*)told[5], I(6), F(7), F(8));
+}
+"""
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+def moments(seed: int, device: str = "cpu") -> Moments:
+    generator = torch.Generator().manual_seed(seed)
+    mean = torch.randn(CHANNELS, generator=generator)
+    variance = torch.rand(CHANNELS, generator=generator) * 4
+    variance[:3] = torch.tensor([0.0, 1e-9, 1e3])  # a dead channel, one nearly dead, a wild one
+    return Moments(mean.to(device), variance.to(device))
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    folder: Path = tmp_path_factory.mktemp("kernels")
+    (folder / "kernels.cpp").write_text(SHIM + source() + DRIVER)
+    library = folder / "kernels.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, folder / "kernels.cpp"], check=True)
+    return ctypes.CDLL(str(library))
+
+
+@pytest.fixture
+def on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the kernels compiled for the CPU stand where those of a GPU would."""
+
+    def kernel(name: str, *_: Tensor) -> Any:
+        def launch(grid: tuple[int, ...], block: tuple[int, ...], told: list[Any]) -> None:
+            kinds: dict[type, Any] = {int: ctypes.c_int, float: ctypes.c_double}
+            held = [
+                ctypes.c_void_p(value.data_ptr()) if isinstance(value, Tensor) else kinds[type(value)](value)
+                for value in told
+            ]
+            pointers = (ctypes.c_void_p * len(held))(*(ctypes.addressof(value) for value in held))
+            compiled.run(getattr(compiled, f"body_{name}"), pointers, grid[0], block[0])
+
+        return launch
+
+    monkeypatch.setattr(bookkeeping, "_kernel", kernel)
+
+
+def check(device: str, follow: bool, share: float) -> None:
+    average, batch, before = (moments(seed, device) for seed in range(3))
+    weight = torch.tensor(share, device=device)
+    out = moments(3, device), moments(4, device)
+    take_in(average, batch, weight, before if follow else None, out)
+    expected = mix(transport(average, before, batch) if follow else average, batch, share)
+    for found in out:
+        torch.testing.assert_close(found, expected, **CLOSE)
+    found_r, found_d = renormalization_to(average, batch, weight, EPS)
+    r, d = renormalization(batch, mix(average, batch, share), EPS)
+    torch.testing.assert_close((found_r, found_d), (r, d), **CLOSE)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.5, 1.0])
+@pytest.mark.parametrize("follow", [True, False])
+def test_the_kernels_compute_the_formulas(on_cpu: None, follow: bool, share: float) -> None:
+    check("cpu", follow, share)
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_without_kernels_the_formulas_run_as_written(follow: bool) -> None:
+    check("cpu", follow, 0.3)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("follow", [True, False])
+def test_on_a_gpu(follow: bool) -> None:
+    assert all(bookkeeping._kernels(torch.cuda.current_device()).values())
+    check("cuda", follow, 0.3)
+
+
+def test_the_average_may_be_written_where_it_is_read(on_cpu: None) -> None:
+    average, batch, other = moments(0), moments(1), moments(2)
+    expected = mix(average, batch, 0.2)
+    take_in(average, batch, torch.tensor(0.2), None, (average, other))
+    torch.testing.assert_close((average, other), (expected, expected), **CLOSE)
+
+
+def test_only_plain_single_precision_goes_to_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(bookkeeping, "_kernels", lambda device: asked.append(device) or {})
+    for dtype in (torch.float32, torch.float64):
+        values = [value.to(dtype) for value in moments(0)]
+        assert bookkeeping._kernel("take_in", *values) is None
+    assert asked == []
+    assert THREADS % 32 == 0
