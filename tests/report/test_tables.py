@@ -48,13 +48,25 @@ def test_targets_are_averaged_within_a_seed_then_seeds(make: MakeRecord) -> None
     ]
     [row] = summarise(records)
     means = values.mean(axis=1)
-    assert (row.seeds, row.runs, row.complete) == (3, 6, True)
+    assert (row.seeds, row.complete) == (3, True)
     assert row.accuracy_mean == pytest.approx(means.mean())
     assert row.accuracy_std == pytest.approx(means.std(ddof=1))
     assert row.ece_mean == pytest.approx(means.mean() / 10)
     assert row.ece_std == pytest.approx(means.std(ddof=1) / 10)
     assert (row.nll_mean, row.brier_mean, row.images_per_second) == pytest.approx((2, 0.75, 10))
     assert row.per_target == pytest.approx({"a": values[:, 0].mean(), "b": values[:, 1].mean()})
+
+
+def test_streams_drawn_for_one_model_are_averaged_and_not_seeds(make: MakeRecord) -> None:
+    records = [
+        make(seed=draw, accuracy=accuracy, protocol={"provenance": {"seed": model}})
+        for model, accuracies in ((4, (0.5, 0.7)), (5, (0.8, 0.9)))
+        for draw, accuracy in enumerate(accuracies)
+    ]
+    [row] = summarise(replace(r, seed=10 * r.model_seed + r.seed) for r in records)
+    assert (row.seeds, row.complete) == (2, True)
+    assert row.accuracy_mean == pytest.approx(np.mean([0.6, 0.85]))
+    assert row.accuracy_std == pytest.approx(np.std([0.6, 0.85], ddof=1))
 
 
 def test_one_seed_has_no_spread(make: MakeRecord) -> None:
@@ -94,7 +106,7 @@ def test_of_a_repeated_run_the_last_counts(make: MakeRecord) -> None:
     again = make(accuracy=0.75)
     assert latest([make(), again]) == [again]
     [row] = summarise([make(), again])
-    assert (row.runs, row.accuracy_mean) == (1, 0.75)
+    assert (row.seeds, row.accuracy_mean) == (1, 0.75)
 
 
 @pytest.mark.parametrize(

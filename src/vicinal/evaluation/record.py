@@ -44,6 +44,16 @@ class Record:
     protocol: dict[str, Any]
     versions: dict[str, str]
 
+    @property
+    def model_seed(self) -> int:
+        """Return the seed of the source model, the unit of repetition; without one the run's own.
+
+        Several streams drawn for one model are not several repetitions.
+        """
+        provenance = self.protocol.get("provenance")
+        seed = provenance.get("seed") if isinstance(provenance, dict) else None
+        return seed if isinstance(seed, int) else self.seed
+
     def to_json(self) -> str:
         """Return one line of JSON with sorted keys; numbers that are not finite become null."""
         return json.dumps(_finite_or_none(dataclasses.asdict(self)), sort_keys=True, allow_nan=False)

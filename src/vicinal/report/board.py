@@ -11,7 +11,7 @@ from vicinal.data.streams import StreamSpec
 from vicinal.errors import DataError
 from vicinal.evaluation.record import Record
 from vicinal.evaluation.statistics import Paired, Summary, paired, per_seed, summary
-from vicinal.report.naming import Named, by_label, by_looks, seed_of
+from vicinal.report.naming import Named, by_label, by_looks
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _cell(
     targets: Sequence[str],
     figures: Sequence[Figure],
 ) -> Cell:
-    runs = [(seed_of(record), record.target, metric.value(record)) for record in records]
+    runs = [(record.model_seed, record.target, metric.value(record)) for record in records]
     whole = {seed for seed, *_ in runs if {t for s, t, _ in runs if s == seed} == set(targets)}
     parts = [*runs, *_domain_runs(records, metric)]
     of_target = {t: [run for run in parts if run[1] == t] for t in dict.fromkeys(run[1] for run in parts)}
@@ -184,7 +184,7 @@ def _domain_runs(records: Sequence[Record], metric: Metric) -> list[tuple[int, s
     if metric not in (METRICS["accuracy"], METRICS["error"]):
         return []
     return [
-        (seed_of(record), domain, metric.value(replace(record, accuracy=share)))
+        (record.model_seed, domain, metric.value(replace(record, accuracy=share)))
         for record in records
         for domain, share in record.protocol.get("accuracy_by_domain", {}).items()
     ]

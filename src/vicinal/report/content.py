@@ -83,7 +83,7 @@ def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
         ("targets", ", ".join(values("target"))),
         ("backbone", ", ".join(values("backbone"))),
         ("batch size", ", ".join(map(str, values("batch_size")))),
-        ("seeds", str(len(values("seed")))),
+        ("seeds", str(len(values("model_seed")))),
         ("runs", str(len(records))),
     ]
 

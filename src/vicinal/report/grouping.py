@@ -8,7 +8,6 @@ from typing import Any
 from vicinal.errors import ConfigError
 from vicinal.evaluation.record import Record
 from vicinal.report.content import flat
-from vicinal.report.naming import seed_of
 from vicinal.report.select import facets
 
 # What a run was measured on: each combination is a column, unless --by makes rows of it.
@@ -37,11 +36,8 @@ class Run:
 
     @property
     def seed(self) -> int:
-        """Return the seed of the trained model, the unit of repetition; without one the run's own.
-
-        Five streams drawn for one model are not five seeds: they are averaged.
-        """
-        return seed_of(self.record)
+        """Return the seed of the trained model: five streams drawn for one are averaged, not five seeds."""
+        return self.record.model_seed
 
     @property
     def slot(self) -> tuple[Any, ...]:

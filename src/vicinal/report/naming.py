@@ -63,7 +63,7 @@ def by_looks(records: Sequence[Record]) -> list[Named]:
         row = ", ".join([names[setup], *(f"{name} {given.get(name, '-')}" for name in options[setup])])
         parts = (_COLUMN_PARTS[name].format(getattr(record, name)) for name in varying)
         column = ", ".join(part.replace("_", " ") for part in parts)
-        found[row, column, seed_of(record), record.seed, record.target] = Named(row, column, record)
+        found[row, column, record.model_seed, record.seed, record.target] = Named(row, column, record)
     return list(found.values())
 
 
@@ -75,7 +75,7 @@ def telling_options(records: Sequence[Record]) -> dict[Setup, list[str]]:
     runs: dict[Setup, dict[tuple[object, ...], list[Mapping[str, str]]]] = {}
     for record in records:
         where = (record.dataset, record.backbone, record.stream, record.batch_size, record.target)
-        run = (*where, seed_of(record), record.seed)
+        run = (*where, record.model_seed, record.seed)
         runs.setdefault(setup_of(record), {}).setdefault(run, []).append(_options(record))
     return {setup: sorted(_differing(of_setup.values())) for setup, of_setup in runs.items()}
 
@@ -98,9 +98,3 @@ def _options(record: Record) -> dict[str, str]:
 
 def _table(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def seed_of(record: Record) -> int:
-    """Return the seed of the source model: several streams of one model are not several repetitions."""
-    seed = _table(record.protocol.get("provenance")).get("seed")
-    return seed if isinstance(seed, int) else record.seed

@@ -7,7 +7,6 @@ from vicinal.evaluation.record import Record
 from vicinal.evaluation.statistics import per_seed
 from vicinal.report import content
 from vicinal.report.board import Board, Cell, Column
-from vicinal.report.naming import seed_of
 from vicinal.report.printed import number
 from vicinal.report.views import anchor, heading
 
@@ -71,8 +70,8 @@ def _common(everything: Sequence[Mapping[str, str]]) -> dict[str, str]:
 def _runs(cell: Cell, column: Column) -> list[list[str]]:
     """Return the measured values, a line a seed; several streams of one model are averaged."""
     lines = []
-    for seed in sorted({seed_of(record) for record in cell.records}):
-        runs = [(seed, r.target, column.reading.value(r)) for r in cell.records if seed_of(r) == seed]
+    for seed in sorted({record.model_seed for record in cell.records}):
+        runs = [(seed, r.target, column.reading.value(r)) for r in cell.records if r.model_seed == seed]
         parts: list[Mapping[int, float]] = [
             per_seed(run for run in runs if run[1] == target) for target in column.targets
         ]

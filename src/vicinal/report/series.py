@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from vicinal.evaluation.record import Record
 from vicinal.evaluation.statistics import Summary, deviation, per_seed, summary
 from vicinal.report.board import Board, Cell, Column
-from vicinal.report.naming import seed_of
 from vicinal.report.plots import pooled_bins
 
 
@@ -42,7 +41,7 @@ def _curve(cell: Cell, target: str) -> Curve | None:
     length = min(len(record.curve) for record in members)
     by_seed: dict[int, list[Record]] = {}
     for record in members:
-        by_seed.setdefault(seed_of(record), []).append(record)
+        by_seed.setdefault(record.model_seed, []).append(record)
     seeds = [
         [100 * statistics.fmean(record.curve[step] for record in runs) for step in range(length)]
         for runs in by_seed.values()
@@ -150,7 +149,7 @@ def _family(columns: Sequence[Column]) -> BatchSizes:
 
 def over_seeds(cell: Cell, value: Callable[[Record], float]) -> Summary:
     """Return the statistics of another quantity over the seeds that the cell's figure rests on."""
-    runs = [(seed_of(record), record.target, value(record)) for record in cell.records]
+    runs = [(record.model_seed, record.target, value(record)) for record in cell.records]
     return summary(list(per_seed(run for run in runs if run[0] in cell.values).values()))
 
 

@@ -37,8 +37,8 @@ class Row:
     statistics: str
     predict: str
     stream: str
-    seeds: int
-    runs: int
+    seeds: int  # source models; several streams drawn for one are averaged
+    complete: bool  # whether every seed was measured on every target of the row
     accuracy_mean: float
     accuracy_std: float
     ece_mean: float
@@ -52,11 +52,6 @@ class Row:
     def setup(self) -> Setup:
         """Return the row's setup, the same on every kind of stream."""
         return Setup(self.algorithm, self.method, self.statistics, self.predict)
-
-    @property
-    def complete(self) -> bool:
-        """Return whether every seed was measured on every target of the row."""
-        return self.runs == self.seeds * len(self.per_target)
 
 
 def setup_of(record: Record) -> Setup:
@@ -122,7 +117,9 @@ def summarise(records: Iterable[Record]) -> list[Row]:
 
 def _row(setup: Setup, stream: str, records: Sequence[Record]) -> Row:
     def seeds(value: Callable[[Record], float]) -> list[float]:
-        return list(per_seed((record.seed, record.target, value(record)) for record in records).values())
+        return list(
+            per_seed((record.model_seed, record.target, value(record)) for record in records).values()
+        )
 
     accuracies, eces = seeds(lambda r: r.accuracy), seeds(lambda r: r.ece)
     by_target: dict[str, list[float]] = {}
@@ -132,7 +129,7 @@ def _row(setup: Setup, stream: str, records: Sequence[Record]) -> Row:
         *setup,
         stream=stream,
         seeds=len(accuracies),
-        runs=len(records),
+        complete=len({(r.model_seed, r.target) for r in records}) == len(accuracies) * len(by_target),
         accuracy_mean=statistics.fmean(accuracies),
         accuracy_std=deviation(accuracies) or 0.0,
         ece_mean=statistics.fmean(eces),
