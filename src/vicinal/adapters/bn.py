@@ -14,7 +14,7 @@ from vicinal.adapters.statistics import StatisticsConfig
         paper="Nado et al. 2020; Schneider et al. 2020",
         updates="normalization statistics",
         norms="BatchNorm; others stay as they are",
-        passes="1 forward; 2 on averaged statistics",
+        passes="1 forward",
     ),
 )
 class BatchNormOnly(Adapter):

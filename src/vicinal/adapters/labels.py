@@ -16,7 +16,7 @@ from vicinal.checkpoint import Trained
         paper="vicinal",
         updates="normalization statistics and the memory of the stream",
         training="phi on left-out domains",
-        passes="2 forward",
+        passes="1 forward",
     ),
 )
 class Labels(Adapter):
