@@ -129,6 +129,20 @@ def test_what_is_on_disk_is_not_done_again(tmp_path: Path) -> None:
     assert make_tasks(made, place, everything) == []
 
 
+def test_rows_with_other_options_have_a_step_size_of_their_own(tmp_path: Path) -> None:
+    rows = (
+        Row("Soft", "soft", options={"statistics": "stream"}),
+        Row("Pulled", "soft", options={"statistics": "stream", "pull": 0.02}),
+        Row("Pulled again", "soft", options={"statistics": "stream", "pull": 0.02, "steps": 1}),
+    )
+    jobs = [task.job for task in make_tasks(plan(replace(SPEC, rows=rows)), Place(tmp_path), ())]
+    choices = [job for job in jobs if isinstance(job, ChooseJob)]
+    (first, *_) = choices
+    assert {tuple(sorted(job.given)) for job in choices} == {(), ("pull",), ("pull", "steps")}
+    assert first.path.name == "soft.json"
+    assert len({job.path for job in choices}) == len(choices)
+
+
 def test_a_failed_training_takes_along_what_needs_it_and_nothing_else(tmp_path: Path) -> None:
     crew = Pretenders(2, lambda job: "no weights" if isinstance(job, TrainJob) and job.run.seed == 0 else "")
     failures, counts = run(crew, tasks_of(tmp_path))

@@ -244,13 +244,11 @@ def all_settings() -> list[Any]:
 
 @pytest.mark.parametrize("setting", all_settings())
 def test_columns_train_as_the_paper_says(setting: Setting) -> None:
-    if setting.data.startswith("rotated"):
-        size = DATASETS[setting.data].size
-        assert (setting.backbone, setting.weights, setting.size) == ("resnet18", "none", size)
-        assert setting.training["batch_size"] == 70
-        return
     assert setting.weights == "timm"
-    assert setting.training["iterations"] == 10000
+    if setting.data.startswith("rotated"):  # small images are learned in fewer steps
+        assert (setting.backbone, setting.training["batch_size"]) == ("resnet18.tv_in1k", 70)
+    else:
+        assert setting.training["iterations"] == 10000
     # torchvision's first ImageNet weights, as the methods the paper follows use; timm's own are stronger.
     assert setting.backbone in ("resnet18.tv_in1k", "resnet50.tv_in1k")
     assert find_backbone(setting.backbone).downloads

@@ -6,8 +6,8 @@ Each job leaves what it made on disk, whole or not at all, and finds out for its
 import json
 import os
 import tempfile
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from vicinal.adapters.contract import adapt
 from vicinal.benchmarks.compare import Result, compare
-from vicinal.benchmarks.plan import FIXED, OUT_OF_FOLD, SCALES, MeasureRun, TrainRun
+from vicinal.benchmarks.plan import FIXED, OUT_OF_FOLD, SCALES, MeasureRun, TrainRun, key_of
 from vicinal.benchmarks.prepare import Prepared, load_for, prepare_training, settle
 from vicinal.benchmarks.store import Store
 from vicinal.benchmarks.workers import Desk
@@ -114,11 +114,18 @@ class ChooseJob:
     method: str
     kind: str
     place: Place
+    given: Mapping[str, Any] = field(default_factory=dict)  # other options that the method will run with
+
+    @property
+    def name(self) -> str:
+        """What tells the choice from others of one model."""
+        given = {name: repr(value) for name, value in self.given.items()}
+        return f"{self.method}-{key_of(given)}" if given else self.method
 
     @property
     def path(self) -> Path:
         """Where the choice is kept: options by kind of statistics."""
-        return self.place.model(self.run.key) / "step_sizes" / f"{self.method}.json"
+        return self.place.model(self.run.key) / "step_sizes" / f"{self.name}.json"
 
     @property
     def chosen(self) -> dict[str, Any] | None:
@@ -129,7 +136,7 @@ class ChooseJob:
         """Try every multiple of the method's own step size."""
         desk.say(f"step size of {self.method}", 0, 1)
         streams = desk.keep("streams", self.run.key, lambda: self._streams(desk))
-        made = choose_step_size(streams, self.method, SCALES, (self.kind,))
+        made = choose_step_size(streams, self.method, SCALES, (self.kind,), self.given)
         self.path.parent.mkdir(exist_ok=True)
         with _lock(self.path):
             _write(self.path, {**_read(self.path), **made})
@@ -159,7 +166,8 @@ class MeasureJob:
         kind = self.run.about["settings"]["statistics"]["kind"]
         if not self.run.chooses:
             return None
-        return ChooseJob(self.training, self.run.entry.method, kind, self.place)
+        given = {name: value for name, value in self.run.entry.options.items() if name != "statistics"}
+        return ChooseJob(self.training, self.run.entry.method, kind, self.place, given)
 
     def __call__(self, desk: Desk) -> None:
         """Append a record for every target that has none; a joint stream has one for all."""

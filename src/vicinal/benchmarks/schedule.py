@@ -143,7 +143,7 @@ def job_key(job: Job) -> tuple[str, ...]:
     """Return what makes two jobs one."""
     if isinstance(job, WeightsJob):
         return ("weights", job.backbone, job.weights)
-    extra = (job.method, job.kind) if isinstance(job, ChooseJob) else ()
+    extra = (job.name, job.kind) if isinstance(job, ChooseJob) else ()
     return (type(job).__name__, job.run.key, *extra)
 
 

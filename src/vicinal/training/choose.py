@@ -5,7 +5,7 @@ updated (or not), the step size, whether its own output or the labels predict. T
 checkpoint, so that the choice can be checked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -72,7 +72,10 @@ def choose_rule(
     stop: StopRequest | None = None,
 ) -> Chosen:
     """Fit phi, try every candidate, fit phi again in the loop of the best one, and decide who predicts."""
-    trials, baselines = _candidates(config), _grid(config.baselines, ("batch", "stream"), config.step_sizes)
+    trials, baselines = (
+        _candidates(config),
+        _grid(config.baselines, ("batch", "stream"), config.step_sizes, {}),
+    )
     progress.start("choose", len(trials) + len(baselines) + 2)
     anchor_phi = _fit_on_still_models(streams, config, seed)
     progress.advance(1, {})
@@ -102,16 +105,20 @@ def choose_rule(
 
 
 def choose_step_size(
-    streams: Sequence[LeftOutStream], method: str, scales: Sequence[float], kinds: Sequence[str] = ()
+    streams: Sequence[LeftOutStream],
+    method: str,
+    scales: Sequence[float],
+    kinds: Sequence[str] = (),
+    given: Mapping[str, Any] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Return the options of a method by kind of statistics, its step size a multiple of its own paper's.
 
     Each multiple is tried on all left-out streams, on the kinds given; by default on the method's own
-    statistics and on those of the stream.
+    statistics and on those of the stream. `given` holds other options that the method will run with.
     """
     own = METHODS[method].defaults
     kinds = kinds or tuple(dict.fromkeys((own.statistics.kind, "stream")))
-    grid = _grid((method,), kinds, [own.lr * scale for scale in scales])
+    grid = _grid((method,), kinds, [own.lr * scale for scale in scales], given or {})
     rows = [_try_baseline(name, settings, streams) for name, settings in grid]
     return _best_step_sizes(rows)[method]
 
@@ -157,9 +164,11 @@ def _labelled_by(phi: StreamInferenceNet, streams: Sequence[LeftOutStream]) -> l
     return [replace(stream, trained=owners[id(stream.trained)]) for stream in streams]
 
 
-def _grid(methods: Sequence[str], kinds: Sequence[str], sizes: Sequence[float]) -> list[tuple[str, Settings]]:
+def _grid(
+    methods: Sequence[str], kinds: Sequence[str], sizes: Sequence[float], given: Mapping[str, Any]
+) -> list[tuple[str, Settings]]:
     return [
-        (name, configure(METHODS[name].defaults, {"lr": lr, "statistics": kind}))
+        (name, configure(METHODS[name].defaults, {**given, "lr": lr, "statistics": kind}))
         for name, kind, lr in product(methods, kinds, sizes)
     ]
 
