@@ -1,10 +1,29 @@
 """The classifier: normalization, features and a linear head, theta_s of the paper."""
 
+import warnings
+from collections.abc import Callable
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from vicinal.types import Head
+
+State = dict[str, Tensor]
+Run = Callable[[nn.Module, Tensor, State | None], Tensor]
+
+
+def as_written(features: nn.Module, x: Tensor, state: State | None) -> Tensor:
+    """Return the features of normalized images, under other weights and buffers if given."""
+    z: Tensor = features(x) if state is None else functional_call(features, state, (x,))
+    return z
+
+
+@cache
+def fused() -> Run:
+    """Return the same compiled: normalization, activation and sums between products in one kernel each."""
+    return torch.compile(as_written, dynamic=False)
 
 
 class Classifier(nn.Module):
@@ -18,6 +37,8 @@ class Classifier(nn.Module):
     std: Tensor
     # What the features are computed in, if not in the precision of their weights; head and losses never are.
     precision: torch.dtype | None = None
+    # Whether gradients of the features are taken through compiled code; passes without them never are.
+    compiled: bool = False
 
     def __init__(
         self, features: nn.Module, num_features: int, num_classes: int, mean: list[float], std: list[float]
@@ -28,14 +49,22 @@ class Classifier(nn.Module):
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
 
-    def embed(self, x: Tensor, state: dict[str, Tensor] | None = None) -> Tensor:
+    def embed(self, x: Tensor, state: State | None = None) -> Tensor:
         """Return the features z (N, d) of images in [0, 1], under other weights and buffers if given."""
         normal = (x - self.mean) / self.std
         with torch.autocast(x.device.type, self.precision, enabled=self.precision is not None):
-            z: Tensor = (
-                self.features(normal) if state is None else functional_call(self.features, state, (normal,))
-            )
-        return z.to(x.dtype)
+            return self._run(normal, state).to(x.dtype)
+
+    def _run(self, x: Tensor, state: State | None) -> Tensor:
+        if not (self.compiled and torch.is_grad_enabled()):
+            return as_written(self.features, x, state)
+        try:
+            return fused()(self.features, x, state)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            self.compiled = False
+            why = str(error).strip().splitlines()[0]
+            warnings.warn(f"the net could not be compiled and runs as written: {why}", stacklevel=2)
+            return as_written(self.features, x, state)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (N, C) of images in [0, 1]."""

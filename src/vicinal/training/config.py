@@ -36,6 +36,9 @@ class TrainConfig:
     # Of the features in training on a GPU: about half the time of single precision. Weights, head, losses and
     # steps stay in single precision, and so does the trained model.
     precision: Literal["bfloat16", "float32"] = "bfloat16"
+    # Compile the features (torch.compile): starting takes about a minute, then steps take less time. For long
+    # runs; needs what torch compiles with, else the net runs as written.
+    compile: bool = False
     validate_every: int = 50
     save_every: int = 500
     seed: int = 0

@@ -101,6 +101,7 @@ def untrained(spec: ModelSpec, config: TrainConfig, device: torch.device) -> tup
         if device.type == "cuda":  # how its tensor cores take images: half as fast again on small ones
             model = model.to(memory_format=torch.channels_last)
             model.precision = torch.bfloat16 if config.precision == "bfloat16" else None
+        model.compiled = config.compile
         phi = InferenceNet(model.head.in_features, layers=config.phi_layers).to(device)
     return model, phi
 
@@ -130,7 +131,7 @@ def train_model(
         if stage.finish is not None:
             model.eval()
             extras |= stage.finish(learner, sources)
-    model.precision = None  # who predicts with it decides for himself
+    model.precision, model.compiled = None, False  # who predicts with it decides for himself
     used = phi if any(stage.uses_phi for stage in stages) else None
     extras |= validation_fisher(model, sources, 2 * config.batch_size, derived_seed(config.seed, "fisher"))
     return Trained(

@@ -8,6 +8,7 @@ from vicinal.benchmarks.bench.records import BenchRecord
 from vicinal.benchmarks.bench.timing import ratio
 
 ERM, FIRST, SECOND = "ERM step", "VNL first order", "VNL second order"
+COMPILED = ", compiled"  # after the name of a step whose net is
 PLAIN = ("plain ERM", "plain ERM, autocast", "plain ERM, autocast, compiled")
 UNROLLED, DOUBLE = "unrolled, first order", "unrolled, double backward"
 TENT, VNL, ANCHORED = "tent, all parameters", "vnl without anchor", "vnl with anchor"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -21,14 +22,23 @@ def erm_cases(shape: Shape, device: torch.device) -> list[Case]:
     if device.type == "cuda":  # elsewhere half precision and a compiler gain little and cost minutes
         cases.append(plain_case(half, shape, device, half=True))
         cases.append(compiled_case(compiled, shape, device, same_as=half))
-    return [*cases, training_case(goals.ERM, "erm", shape, device)]
+    return [*cases, *both_ways(goals.ERM, "erm", shape, device)]
+
+
+def both_ways(name: str, algorithm: str, shape: Shape, device: torch.device, **options: Any) -> list[Case]:
+    """Return a training step of vicinal's as it is, and on a GPU with its net compiled."""
+    cases = [training_case(name, algorithm, shape, device, **options)]
+    if device.type == "cuda":
+        compiled = training_case(name + goals.COMPILED, algorithm, shape, device, compile=True, **options)
+        cases.append(replace(compiled, same_as=name))
+    return cases
 
 
 def meta_cases(shape: Shape, device: torch.device) -> list[Case]:
     """Return vicinal's iteration in both orders, and the same by autograd alone."""
     return [
-        training_case(goals.FIRST, "meta", shape, device),
-        training_case(goals.SECOND, "meta", shape, device, second_order=True),
+        *both_ways(goals.FIRST, "meta", shape, device),
+        *both_ways(goals.SECOND, "meta", shape, device, second_order=True),
         unrolled_case(goals.UNROLLED, shape, device, exact=False),
         unrolled_case(goals.DOUBLE, shape, device, exact=True),
     ]
