@@ -266,3 +266,24 @@ def test_a_layer_that_also_activates_goes_on_doing_so(batch_norm_case: Case, kin
     adapters = [batch_norm_case.adapt(model, statistics=kind) for model in (source, in_one(source))]
     for x in batch_norm_case.stream(6, 1, 5):
         torch.testing.assert_close(*(adapter(x) for adapter in adapters), rtol=0, atol=0)
+
+
+def test_features_in_half_precision_leave_the_rest_in_single(case: Case) -> None:
+    adapter = case.adapt(precision="bfloat16")
+    started = adapter.state_dict()
+    for x in case.stream(6, 5):
+        logits = adapter(x)
+        assert logits.dtype == torch.float32
+        assert logits.isfinite().all()
+    assert {value.dtype for value in adapter.model.parameters()} == {torch.float32}
+    adapter.reset()
+    assert case.fingerprint(adapter.state_dict()) == case.fingerprint(started)
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_half_precision_is_near_single_where_nothing_is_learned(make_case: Any, net: str) -> None:
+    case = make_case("erm", net)
+    x = case.images(6)
+    half, single = case.adapt(precision="bfloat16")(x), case.adapt()(x)
+    assert not torch.equal(half, single)
+    torch.testing.assert_close(half, single, rtol=0, atol=0.05 * float(single.std()))

@@ -40,6 +40,7 @@ PREDICTS = ("own", "before", "labels")
 PARAMETERS = ("all", "norm", "features", "head")
 HALF = (torch.float16, torch.bfloat16)
 OPTIMIZERS = ("adam", "sgd")
+PRECISIONS = ("float32", "bfloat16")
 BARE = "somebody's own"  # the backbone of a model that was not built here
 
 
@@ -69,10 +70,17 @@ class Settings:
     num_samples: int = 10  # draws of w, or of one-hot labels
     augment: Augment | AugMix | None = None  # the update's view; labels and predictions use the clean one
     episodic: bool = False  # back to the source before every batch
+    # What the features are computed in; weights, steps, labels and statistics stay in single precision.
+    precision: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        choices = (("predict", PREDICTS), ("parameters", PARAMETERS), ("optimizer", OPTIMIZERS))
+        choices = (
+            ("predict", PREDICTS),
+            ("parameters", PARAMETERS),
+            ("optimizer", OPTIMIZERS),
+            ("precision", PRECISIONS),
+        )
         for name, known in choices:
             if getattr(self, name) not in known:
                 raise ConfigError(f"unknown {name} '{getattr(self, name)}': choose from {', '.join(known)}")
@@ -113,6 +121,9 @@ class Adapter(nn.Module, ABC):
         # A step of 1e-4 is lost in the rounding of half precision: such a model adapts in full precision.
         full = model.float() if self.output_dtype in HALF else model
         self.model = full.eval().requires_grad_(True)
+        self.model.precision = torch.bfloat16 if settings.precision == "bfloat16" else None
+        if next(model.parameters()).is_cuda:  # how its tensor cores take images
+            self.model.to(memory_format=torch.channels_last)
         if self.needs_features:
             self.model.linear  # noqa: B018  raises, saying what to pass, where there is none
         elif isinstance(self.model, Wrapped):

@@ -214,4 +214,4 @@ class Renormalization(nn.Module):
 def _averages_of(layer: _BatchNorm, x: Tensor) -> Averages:
     """Return mean and standard deviation of every channel, cut off from the graph."""
     mean, variance = moments_of(x)
-    return Averages(mean.to(x.dtype), (variance + layer.eps).sqrt().to(x.dtype))
+    return Averages(mean, (variance + layer.eps).sqrt())

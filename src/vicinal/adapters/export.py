@@ -32,6 +32,7 @@ def frozen(adapter: Adapter, x: Tensor | None = None) -> nn.Module:
         norm.begin()
         norm.freeze(model, adapter.checked(x))
     model = model.eval().requires_grad_(False)
+    model.precision = None  # who predicts with it decides for himself
     return model.to(adapter.output_dtype) if adapter.output_dtype in HALF else model
 
 

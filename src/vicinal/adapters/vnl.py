@@ -75,7 +75,7 @@ class Vnl(Adapter):
         if self.settings.predict == "labels":
             self.labeler = StreamLabeler(fitted(source.predict_phi), head)
         if self.settings.update == "anchored":
-            self.anchor = copy.deepcopy(source.model).eval().requires_grad_(False)
+            self.anchor = copy.deepcopy(self.model).eval().requires_grad_(False)
             self.anchor_norm = NormStatistics(self.anchor, self.settings.statistics)
             self.anchor_labeler = StreamLabeler(fitted(source.anchor_phi), head)
         if self.settings.update != "none":

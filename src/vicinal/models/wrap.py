@@ -20,6 +20,9 @@ class Wrapped(nn.Module):
     It is fed as its owner feeds it: no normalization is added.
     """
 
+    # What the model computes in, if not in the precision of its weights.
+    precision: torch.dtype | None = None
+
     def __init__(self, net: nn.Module, features: str | None = None, head: str | None = None) -> None:
         super().__init__()
         self.net = unwrapped(net)
@@ -65,7 +68,8 @@ class Wrapped(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (N, C)."""
-        return logits_of(self.net(x))
+        with torch.autocast(x.device.type, self.precision, enabled=self.precision is not None):
+            return logits_of(self.net(x)).to(x.dtype)
 
     def features_and_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return z (N, d) and logits (N, C) from one pass; z is empty (N, 0) where the model has none."""
@@ -83,7 +87,7 @@ class Wrapped(nn.Module):
                 f"features of shape (N, d) were expected at '{self.features_name or self.head_name}', "
                 f"found {shape}: name another layer with features= or head="
             )
-        return z, logits
+        return z.to(logits.dtype), logits
 
     def _is_fed(self, z: Tensor, logits: Tensor) -> bool:
         """Say whether z and logits have the shapes of the head between them; a named layer is trusted."""
