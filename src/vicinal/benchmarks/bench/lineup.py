@@ -50,6 +50,9 @@ def adapter_cases(shape: Shape, device: torch.device) -> list[Case]:
         adapter_case("no adaptation", "erm", shape, device),
         adapter_case("tent, norm layers", "tent", shape, device),
         adapter_case(goals.TENT, "tent", shape, device, parameters="all"),
+        adapter_case(
+            goals.TENT + ", predicted after", "tent", shape, device, parameters="all", predict="own"
+        ),
         adapter_case(goals.VNL, "vnl", shape, device, update="entropy"),
         adapter_case(goals.ANCHORED, "vnl", shape, device, update="anchored"),
     ]
