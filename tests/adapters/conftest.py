@@ -107,6 +107,7 @@ class SlowLayer(nn.Module):
         self.source: Pair = (layer.running_mean.clone(), layer.running_var.clone())
         self.average, self.seen, self.before = self.source, self.source, None
         self.share, self.takes = 0.0, False
+        self.constant = False  # whether the average is one even to the gradient of several images
 
     def forward(self, x: Tensor) -> Tensor:
         channels = [x[:, c].flatten() for c in range(x.shape[1])]
@@ -114,14 +115,13 @@ class SlowLayer(nn.Module):
         spread = torch.stack([((v - v.mean()) ** 2).sum() / len(v) for v in channels])
         self.seen = own = mean.detach(), spread.detach()
         average = carried(self.average, self.before, own) if self.takes and self.before else self.average
-        if self.takes or len(x) > 1:
-            average = pooled([(1 - self.share, average), (self.share, own)])
+        average = pooled([(1 - self.share, average), (self.share, own)])
         if self.takes:
             self.average = average
         out = []
         for c in range(x.shape[1]):
             m, s = average[0][c], (average[1][c] + self.layer.eps).sqrt()
-            if self.takes or len(x) == 1:
+            if self.takes or self.constant or len(x) == 1:
                 normal = (x[:, c] - m) / s
             else:  # values of the average, gradient of the batch
                 s_b = (spread[c] + self.layer.eps).sqrt()

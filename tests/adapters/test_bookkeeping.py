@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vicinal.adapters import bookkeeping
-from vicinal.adapters.bookkeeping import THREADS, renormalization_to, source, take_in
+from vicinal.adapters.bookkeeping import averaged, renormalization_to, source, suited
 from vicinal.functional.normalization import Moments, mix, renormalization, transport
 
 CHANNELS = 300  # more than two blocks, the last one not full
@@ -32,11 +32,11 @@ extern "C" void run(void (*body)(void**), void** told, int blocks, int threads) 
 }
 #define F(i) *(float**)told[i]
 #define I(i) *(int*)told[i]
-extern "C" void body_take_in(void** told) {
-    take_in(F(0), F(1), F(2), F(3), F(4), F(5), F(6), I(7), I(8), F(9), F(10), F(11), F(12));
+extern "C" void body_average(void** told) {
+    average(F(0), F(1), F(2), F(3), F(4), F(5), F(6), I(7), I(8), F(9), F(10));
 }
 extern "C" void body_renormalize(void** told) {
-    renormalize(F(0), F(1), F(2), F(3), F(4), *(double*)told[5], I(6), F(7), F(8));
+    renormalize(F(0), F(1), F(2), F(3), F(4), F(5), I(6), F(7), F(8));
 }
 """
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
@@ -68,9 +68,8 @@ def on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def kernel(name: str, *_: Tensor) -> Any:
         def launch(grid: tuple[int, ...], block: tuple[int, ...], told: list[Any]) -> None:
-            kinds: dict[type, Any] = {int: ctypes.c_int, float: ctypes.c_double}
             held = [
-                ctypes.c_void_p(value.data_ptr()) if isinstance(value, Tensor) else kinds[type(value)](value)
+                ctypes.c_void_p(value.data_ptr()) if isinstance(value, Tensor) else ctypes.c_int(value)
                 for value in told
             ]
             pointers = (ctypes.c_void_p * len(held))(*(ctypes.addressof(value) for value in held))
@@ -84,11 +83,9 @@ def on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
 def check(device: str, follow: bool, share: float) -> None:
     average, batch, before = (moments(seed, device) for seed in range(3))
     weight = torch.tensor(share, device=device)
-    out = moments(3, device), moments(4, device)
-    take_in(average, batch, weight, before if follow else None, out)
+    found = averaged(average, batch, weight, before if follow else None)
     expected = mix(transport(average, before, batch) if follow else average, batch, share)
-    for found in out:
-        torch.testing.assert_close(found, expected, **CLOSE)
+    torch.testing.assert_close(found, expected, **CLOSE)
     found_r, found_d = renormalization_to(average, batch, weight, EPS)
     r, d = renormalization(batch, mix(average, batch, share), EPS)
     torch.testing.assert_close((found_r, found_d), (r, d), **CLOSE)
@@ -112,18 +109,10 @@ def test_on_a_gpu(follow: bool) -> None:
     check("cuda", follow, 0.3)
 
 
-def test_the_average_may_be_written_where_it_is_read(on_cpu: None) -> None:
-    average, batch, other = moments(0), moments(1), moments(2)
-    expected = mix(average, batch, 0.2)
-    take_in(average, batch, torch.tensor(0.2), None, (average, other))
-    torch.testing.assert_close((average, other), (expected, expected), **CLOSE)
-
-
-def test_only_plain_single_precision_goes_to_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(bookkeeping, "_kernels", lambda device: asked.append(device) or {})
-    for dtype in (torch.float32, torch.float64):
-        values = [value.to(dtype) for value in moments(0)]
-        assert bookkeeping._kernel("take_in", *values) is None
-    assert asked == []
-    assert THREADS % 32 == 0
+def test_only_plain_single_precision_goes_to_the_kernels() -> None:
+    plain = torch.zeros(6)
+    assert suited(plain, plain[:1], device="cpu")
+    assert not suited(plain)  # not on a GPU
+    assert not suited(plain, plain.double(), device="cpu")
+    assert not suited(plain, torch.zeros(12)[::2], device="cpu")
+    assert not suited(plain, torch.zeros(6, device="meta"), device="cpu")

@@ -1,7 +1,6 @@
 """Normalization statistics against layers put in by hand that compute them channel by channel."""
 
 import copy
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.adapters.contract import adapt
-from vicinal.adapters.statistics import KINDS, NormStatistics, StatisticsConfig
+from vicinal.adapters.statistics import KINDS, StatisticsConfig
 from vicinal.data.augment import Augment
 from vicinal.errors import ConfigError
 from vicinal.models.classifier import Classifier
@@ -229,16 +228,121 @@ def test_layers_without_running_statistics_are_left_alone(make_source: Any, imag
         assert adapter(images(6)).isfinite().all()
 
 
-def test_a_pass_that_fails_leaves_no_mode_and_no_hook_behind(make_source: Any) -> None:
-    model = make_source().model
-    norm = NormStatistics(model, StatisticsConfig("stream"))
-    entered = []
-    with suppress(ZeroDivisionError), norm.updating(6):
-        entered += [layer.training and bool(layer._forward_pre_hooks) for layer in norms(model)]
-        raise ZeroDivisionError
-    assert all(entered)
-    assert len(entered) == 3
-    assert not any(layer.training or layer._forward_pre_hooks for layer in norms(model))
+def small_steps(source: Any, kind: str, **told: Any) -> Any:
+    return adapt(source, "soft", statistics=kind, lr=1e-12, **told)
+
+
+@pytest.mark.parametrize("augment", [None, Augment(min_scale=0.5)])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", [(1,) * 6, (6, 1, 5, 1, 1)])
+def test_an_update_of_no_size_changes_nothing(
+    make_source: Any, images: Any, kind: str, sizes: tuple[int, ...], augment: Augment | None
+) -> None:
+    source = make_source()
+    adapter, still = small_steps(source, kind, augment=augment), adapt(source, "bn", statistics=kind)
+    for seed, count in enumerate(sizes):
+        x = images(count, seed)
+        torch.testing.assert_close(adapter(x), still(x), rtol=1e-6, atol=1e-6)
+
+
+class Twice(nn.Module):
+    """Features that use a layer twice."""
+
+    def __init__(self, features: nn.Sequential) -> None:
+        super().__init__()
+        self.features = features
+        self.again = nn.Conv2d(24, 24, 3, padding=1).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, norm = self.features[:2]
+        return self.features[2:](norm(self.again(norm(first(x)).relu())))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", ["soft", "rotta", "delta", "tent"])
+def test_a_layer_may_be_used_twice(make_source: Any, images: Any, method: str, kind: str) -> None:
+    source = make_source()
+    torch.manual_seed(0)
+    source.model.features = Twice(source.model.features)
+    adapter, still = small_steps(source, kind), adapt(source, "bn", statistics=kind)
+    other = adapt(source, method, statistics=kind, **({"update_every": 3} if method == "rotta" else {}))
+    for seed in range(3):
+        x = images(6, seed)
+        torch.testing.assert_close(adapter(x), still(x), rtol=1e-6, atol=1e-6)
+        assert other(x).isfinite().all()
+
+
+@pytest.mark.parametrize("missing", ["weight", "bias", "both"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", ["soft", "delta", "rotta", "memo"])
+def test_layers_without_scale_or_shift(
+    make_source: Any, images: Any, method: str, kind: str, missing: str
+) -> None:
+    source = make_source()
+    for layer in norms(source.model):
+        for name in ("weight", "bias"):
+            if missing in (name, "both"):
+                setattr(layer, name, None)
+    told: dict[str, Any] = {"parameters": "all", **({"update_every": 3} if method == "rotta" else {})}
+    adapter, still = small_steps(source, kind), adapt(source, "bn", statistics=kind)
+    other = adapt(source, method, statistics=kind, **told, **({"views": 4} if method == "memo" else {}))
+    for seed in range(2):
+        x = images(6, seed)
+        torch.testing.assert_close(adapter(x), still(x), rtol=1e-6, atol=1e-6)
+        assert other(x).isfinite().all()
+
+
+class Failing(nn.Module):
+    """A layer that fails when told to, as one that finds no memory left."""
+
+    fails: type[BaseException] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fails is not None:
+            raise self.fails
+        return x
+
+
+@pytest.mark.parametrize("why", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", ["bn", "soft", "tent", "delta"])
+def test_a_pass_that_fails_leaves_nothing_behind(
+    make_source: Any, images: Any, method: str, kind: str, why: type[BaseException]
+) -> None:
+    source = make_source()
+    weak = Failing()
+    layers = list(source.model.features)
+    source.model.features = nn.Sequential(*layers[:4], weak, *layers[4:])
+    failed, fresh = (adapt(source, method, statistics=kind) for _ in range(2))
+    assert isinstance(failed.model.features[4], Failing)
+    first, second = images(6), images(5, 1)
+    assert torch.equal(failed(first), fresh(first))
+    failed.model.features[4].fails = why
+    with pytest.raises(why):
+        failed(second)
+    failed.model.features[4].fails = None
+    for layer in norms(failed.model):
+        assert not layer.training
+        assert not layer._forward_pre_hooks
+        assert not layer._forward_hooks
+        assert not {"weight", "bias", "running_mean", "running_var"} & layer.__dict__.keys()
+    assert torch.equal(failed(second), fresh(second))
+
+
+def test_an_interruption_inside_a_layer_leaves_no_tensor_behind(
+    make_source: Any, images: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_source()
+    interrupted, fresh = (adapt(source, "soft", statistics="stream") for _ in range(2))
+
+    def interrupt(*_: Any, **__: Any) -> Tensor:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.nn.functional, "batch_norm", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(images(6))
+    assert torch.equal(interrupted(images(6)), fresh(images(6)))
 
 
 @pytest.mark.parametrize(

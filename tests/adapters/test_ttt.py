@@ -85,8 +85,11 @@ def test_steps_views_and_the_prediction_before(source: Any, images: Any) -> None
         torch.testing.assert_close(adapter(x), expected, **CLOSE)
 
 
-def test_one_image_is_learned_on_the_stream_s_statistics(source: Any, images: Any) -> None:
-    adapter = adapt(source, "ttt", statistics="batch", lr=1e-2)
+def test_one_image_is_learned_on_the_stream_s_statistics(source: Any, images: Any, slow_stream: Any) -> None:
+    adapter, stream = adapt(source, "ttt", statistics="batch", lr=1e-2), slow_stream(source)
+    for layer in stream.layers:  # its rotations are four, but they are one image
+        layer.share, layer.constant = 1 / 21, True
+    source.model = stream.model
     slow, x = SlowTtt(source, on_batch=False, lr=1e-2), images(1)
     adapter(x)
     slow.learn(x)

@@ -2,10 +2,11 @@
 
 The formulas are those of `functional.normalization`. A layer has a few hundred channels, so that starting the
 kernels takes all the time, and every layer has to wait for the one before it. torch compiles the kernels at
-run time (NVRTC, no compiler needed on the machine); where they cannot be had the formulas run as written.
+run time with NVRTC; where they cannot be had the formulas run as written.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -37,83 +38,97 @@ __device__ Pair carried(Pair average, Pair before, Pair after) {
     return {after.mean + stretch * (average.mean - before.mean), average.variance * stretch * stretch};
 }
 
-extern "C" __global__ void take_in(
+extern "C" __global__ void average(
     const float* mean, const float* variance, const float* batch_mean, const float* batch_variance,
     const float* before_mean, const float* before_variance, const float* share, int follow, int channels,
-    float* first_mean, float* first_variance, float* second_mean, float* second_variance) {
+    float* new_mean, float* new_variance) {
     const int c = blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= channels) return;
     const Pair batch = {batch_mean[c], batch_variance[c]};
     Pair average = {mean[c], variance[c]};
     if (follow) average = carried(average, {before_mean[c], before_variance[c]}, batch);
     average = mixed(average, batch, *share);
-    first_mean[c] = second_mean[c] = average.mean;
-    first_variance[c] = second_variance[c] = average.variance;
+    new_mean[c] = average.mean;
+    new_variance[c] = average.variance;
 }
 
 extern "C" __global__ void renormalize(
     const float* mean, const float* variance, const float* batch_mean, const float* batch_variance,
-    const float* share, double eps, int channels, float* r, float* d) {
+    const float* share, const float* eps, int channels, float* r, float* d) {
     const int c = blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= channels) return;
     const Pair batch = {batch_mean[c], batch_variance[c]};
     const Pair average = mixed({mean[c], variance[c]}, batch, *share);
-    const float s = sqrtf(average.variance + (float)eps);
-    r[c] = sqrtf(batch.variance + (float)eps) / s;
+    const float s = sqrtf(average.variance + *eps);
+    r[c] = sqrtf(batch.variance + *eps) / s;
     d[c] = (batch.mean - average.mean) / s;
 }
 """
 Kernel = Callable[..., Any]
 
 
-def take_in(
-    average: Moments, batch: Moments, share: Tensor, before: Moments | None, out: tuple[Moments, Moments]
-) -> None:
-    """Write the average with the batch in it to both of `out`, carried along first if `before` is given."""
+def averaged(average: Moments, batch: Moments, share: Tensor, before: Moments | None = None) -> Moments:
+    """Return the average with the batch in it: `mix`, after `transport` if the batch moved from `before`."""
     values = (*average, *batch, *(before or batch), share)
-    kernel = _kernel("take_in", *values, *out[0], *out[1])
-    if kernel is not None:
-        channels = len(average.mean)
-        kernel(
-            (-(-channels // THREADS), 1, 1),
-            (THREADS, 1, 1),
-            [*values, int(before is not None), channels, *out[0], *out[1]],
-        )
-        return
-    if before is not None:
-        average = transport(average, before, batch)
-    average = mix(average, batch, share)
-    for moments in out:
-        moments.mean.copy_(average.mean)
-        moments.variance.copy_(average.variance)
+    kernel = _kernel("average", *values)
+    if kernel is None:
+        return mix(average if before is None else transport(average, before, batch), batch, share)
+    new = Moments(*(torch.empty_like(value) for value in average))
+    _launch(kernel, values, (int(before is not None), len(average.mean)), new)
+    return new
 
 
 def renormalization_to(average: Moments, batch: Moments, share: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return r and d that turn a batch's own normalization into that by the average with the batch in it."""
+    """Return r and d that turn a batch's own normalization into that by the average with the batch in it.
+
+    See `renormalization`.
+    """
     values = (*average, *batch, share)
     kernel = _kernel("renormalize", *values)
     if kernel is None:
         return renormalization(batch, mix(average, batch, share), eps)
-    channels = len(average.mean)
     r, d = torch.empty_like(average.mean), torch.empty_like(average.mean)
-    kernel((-(-channels // THREADS), 1, 1), (THREADS, 1, 1), [*values, float(eps), channels, r, d])
+    _launch(kernel, (*values, _constant(eps, share.device)), (len(average.mean),), (r, d))
     return r, d
+
+
+def _launch(kernel: Kernel, values: Sequence[Tensor], numbers: Sequence[int], out: Sequence[Tensor]) -> None:
+    blocks = -(-len(out[0]) // THREADS)
+    with _on(values[0].device):
+        kernel((blocks, 1, 1), (THREADS, 1, 1), [*values, *numbers, *out])
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a block that starts kernels on a device, which need not be the current one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@cache
+def _constant(value: float, device: torch.device) -> Tensor:
+    """Return a number where kernels read it; versions of torch pass bare ones in different ways."""
+    return torch.tensor(value, device=device)
 
 
 def _kernel(name: str, *values: Tensor) -> Kernel | None:
     """Return a kernel that can work on these tensors, or None."""
-    first = values[0]
-    plain = all(
-        value.dtype == torch.float32 and value.device == first.device and value.is_contiguous()
+    return _kernels(values[0].device.index)[name] if suited(*values) else None
+
+
+def suited(*values: Tensor, device: str = "cuda") -> bool:
+    """Say whether tensors are what the kernels take: single precision, in one piece, on one device."""
+    return all(
+        value.device == values[0].device
+        and value.device.type == device
+        and value.dtype == torch.float32
+        and value.is_contiguous()
         for value in values
     )
-    return _kernels(first.device.index)[name] if plain and first.device.type == "cuda" else None
 
 
 @cache
 def _kernels(device: int) -> dict[str, Kernel | None]:
     """Return the compiled kernels of a device, each None where it cannot be compiled."""
-    names = ("take_in", "renormalize")
+    names = ("average", "renormalize")
     # Compiling is not yet a public call of torch: whatever keeps it from working, there is another way.
     try:
         with torch.cuda.device(device):

@@ -122,7 +122,8 @@ class Adapter(nn.Module, ABC):
         full = model.float() if self.output_dtype in HALF else model
         self.model = full.eval().requires_grad_(True)
         self.model.precision = torch.bfloat16 if settings.precision == "bfloat16" else None
-        if next(model.parameters()).is_cuda:  # how its tensor cores take images
+        # How tensor cores take images; somebody's own net may count on the layout it has.
+        if isinstance(self.model, Classifier) and next(model.parameters()).is_cuda:
             self.model.to(memory_format=torch.channels_last)
         if self.needs_features:
             self.model.linear  # noqa: B018  raises, saying what to pass, where there is none

@@ -66,9 +66,8 @@ class Cotta(Adapter):
     probabilities, and one draw of a view serves the whole batch.
 
     Departs: the views lack gamma, rotation, blur and noise. Parameters not called weight or bias, such as the
-    tokens of a ViT, are updated and restored as well. Labels are made on the statistics that updates run on;
-    on blended and stream statistics, where predictions run on others, the teacher's word on the clean batch
-    predicts, since views with other colours do not fit an average over plain images.
+    tokens of a ViT, are updated and restored as well. On blended and stream statistics the teacher's word on
+    the clean batch predicts, not the label: views with other colours do not fit an average over plain images.
     """
 
     predicts = ("own", "before")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vicinal.adapters.contract import Adapter, Parameters, Predict, Settings, Traits, register
-from vicinal.adapters.layers import batch_norms, renormalized, running
+from vicinal.adapters.layers import Lent, batch_norms, renormalized, running
 from vicinal.adapters.passes import optimizer_for, take_step, update_and_predict
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.checkpoint import Trained
@@ -164,7 +164,7 @@ class Renormalization(nn.Module):
         """Set up a pass on the averages, with the gradient of batch statistics."""
         averages: dict[int, Averages] = {}
 
-        def values(index: int, x: Tensor) -> dict[str, Tensor]:
+        def values(index: int, x: Tensor) -> Lent:
             layer = self._layers[index]
             batch = _averages_of(layer, x)
             if images == 1:

@@ -16,7 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from vicinal.functional.normalization import Moments, moments_of, renormalization
 
 # From a layer's position and its input: the tensors it runs with in place of its own.
-Instead = Callable[[int, Tensor], dict[str, Tensor]]
+Lent = dict[str, Tensor | None]
+Instead = Callable[[int, Tensor], Lent]
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
@@ -33,10 +34,11 @@ def running(
         for index, layer in enumerate(layers):
             layer.train(on_batch)
             stack.callback(layer.eval)
+            stack.callback(_take_back, layer)  # after an interruption as well
             if instead is None:
                 continue
             stack.callback(layer.register_forward_pre_hook(_lend(instead, index)).remove)
-            # Called after a pass that failed as well.
+            # Called after a pass that failed as well: the layer may be used again in it.
             stack.callback(layer.register_forward_hook(_take_back, always_call=True).remove)
         yield
 
@@ -53,12 +55,15 @@ def _take_back(layer: _BatchNorm, *_: Any) -> None:
         layer.__dict__.pop(name, None)
 
 
-def renormalized(layer: _BatchNorm, r: Tensor, d: Tensor) -> dict[str, Tensor]:
-    """Return what makes batch normalization put out scale (x_b r + d) + shift: another scale and shift."""
-    if layer.weight is None:
-        return {"weight": r, "bias": d}
-    r, d = r.to(layer.weight.dtype), d.to(layer.weight.dtype)
-    return {"weight": layer.weight * r, "bias": torch.addcmul(layer.bias, layer.weight, d)}
+def renormalized(layer: _BatchNorm, r: Tensor, d: Tensor) -> Lent:
+    """Return what makes batch normalization put out scale (x_b r + d) + shift: another scale and shift.
+
+    And no running moments, which a pass on the batch would hold on to until its gradient is taken.
+    """
+    if layer.weight is not None:
+        r, d = (layer.weight * value.to(layer.weight.dtype) for value in (r, d))
+    shift = d if layer.bias is None else d.to(layer.bias.dtype) + layer.bias
+    return {"weight": r, "bias": shift, "running_mean": None, "running_var": None}
 
 
 @contextmanager
@@ -69,19 +74,22 @@ def mixed_norm(model: nn.Module, weight: float, *, keep: bool) -> Iterator[None]
     without it nothing is stored and the mixture is a constant (MEMO).
     """
     layers = batch_norms(model)
+    kept: dict[int, tuple[tuple[Tensor, Tensor], list[Tensor]]] = {}
 
-    def mixture(index: int, x: Tensor) -> dict[str, Tensor]:
+    def mixture(index: int, x: Tensor) -> Lent:
         layer = layers[index]
         stored = layer.get_buffer("running_mean"), layer.get_buffer("running_var")
         batch = moments_of(x, constant=not keep)
         mixed = Moments(
             *(torch.lerp(old, new.to(old), weight) for old, new in zip(stored, batch, strict=True))
         )
-        if not keep:
-            return {"running_mean": mixed.mean, "running_var": mixed.variance}
-        for old, new in zip(stored, mixed, strict=True):
-            old.copy_(new.detach())
-        return renormalized(layer, *renormalization(batch, mixed, layer.eps))
+        kept[index] = stored, [value.detach() for value in mixed]
+        if keep and x.numel() > x.shape[1]:
+            return renormalized(layer, *renormalization(batch, mixed, layer.eps))
+        layer.eval()  # one value a channel has no statistics of its own
+        return {"running_mean": mixed.mean, "running_var": mixed.variance}
 
     with running(layers, mixture, on_batch=keep):
         yield
+    for old, new in kept.values() if keep else ():
+        torch._foreach_copy_(list(old), new)

@@ -48,7 +48,7 @@ def update(adapter: Adapter, x: Tensor, loss: Loss) -> Tensor:
     """Take one step of loss(z, logits) on the batch, or on its augmented view; return its logits."""
     assert adapter.optimizer is not None
     augment = adapter.settings.augment
-    if augment is not None and not adapter.norm.observed:
+    if augment is not None and not adapter.norm.observed(len(x)):
         look(adapter, x)  # what the update moves is measured on the clean view, before and after
     view = x if augment is None else augment(x, adapter.generator)
     with adapter.norm.updating(len(x)):

@@ -104,6 +104,7 @@ class Rotta(Adapter):
         """Predict by the teacher, remember the batch, update whenever enough images have come."""
         if not self._robust:
             self.teacher.settle(x)
+            self.norm.settle(self.model, x)
         z, logits = self.teacher(x) if not self._robust else self._kept(x)
         self._remember_and_learn(x, logits)
         if self.settings.predict == "own":

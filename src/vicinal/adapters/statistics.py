@@ -21,10 +21,9 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from vicinal.adapters.bookkeeping import renormalization_to, take_in
-from vicinal.adapters.layers import batch_norms, renormalized, running
+from vicinal.adapters.bookkeeping import averaged, renormalization_to
+from vicinal.adapters.layers import Lent, batch_norms, renormalized, running
 from vicinal.errors import ConfigError
 from vicinal.functional.normalization import (
     Moments,
@@ -36,6 +35,7 @@ from vicinal.functional.normalization import (
 
 Kind = Literal["batch", "source", "blend", "stream"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+Use = tuple[int, int]  # a layer, and which of its uses in a pass
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ class NormStatistics(nn.Module):
         self.config = config
         # In a tuple, so that the layers stay the model's and are not registered a second time.
         self._layers = tuple(batch_norms(model))
-        self._before: dict[int, Moments] = {}  # of the batch's first pass, under the weights it met
+        self._before: dict[Use, Moments] = {}  # of the batch's first pass, under the weights it met
         self._settled = False  # whether the batch is in the average
         device = next(model.parameters()).device
         self.register_buffer("seen", torch.zeros((), dtype=torch.long, device=device))
         for index, layer in enumerate(self._layers):
             layer.momentum = 0.0  # a pass in training mode then normalizes by the batch and stores nothing
             for what, name in (("mean", "running_mean"), ("variance", "running_var")):
-                value = _buffer(layer, name)
+                value = layer.get_buffer(name)
                 precise = torch.promote_types(value.dtype, torch.float32)
                 for owner in ("source", "stream"):
                     self.register_buffer(f"{owner}_{what}_{index}", value.to(precise, copy=True))
@@ -84,11 +84,10 @@ class NormStatistics(nn.Module):
         """Expect a new batch; forget the step before, finished or not."""
         self._before, self._settled = {}, False
 
-    @property
-    def observed(self) -> bool:
-        """Whether the moments from before this step's updates are known, or will not be needed."""
-        follows = self.config.follow_updates and self.config.kind in ("stream", "blend")
-        return bool(self._before) or not self._layers or not follows
+    def observed(self, images: int) -> bool:
+        """Say whether the moments from before this step's updates are known, or will not be needed."""
+        carries = self.config.follow_updates and self._averages(images) and self._base(images)[0] == "stream"
+        return bool(self._before) or not carries
 
     def one_pass(self, images: int) -> bool:
         """Say whether the pass of an update of such a batch can be the one that predicts it."""
@@ -108,19 +107,19 @@ class NormStatistics(nn.Module):
             with running(self._layers, on_batch=self.config.kind != "source" and images > 1):
                 yield
             return
-        moments: dict[int, Moments] = {}
-        owner, share = self._base(images)
+        uses, (owner, share) = Uses(), self._base(images)
 
-        def values(index: int, x: Tensor) -> dict[str, Tensor]:
-            moments[index] = batch = moments_of(x)
-            if images == 1:  # runs on the average, in gradient as well
-                return {}
-            layer, average = self._layers[index], self._stored(owner, index)
+        def values(index: int, x: Tensor) -> Lent:
+            batch, average = moments_of(x), self._stored(owner, index)
+            uses.add(index, batch)
+            if images == 1:  # no statistics of its own: it runs on the average, in gradient as well
+                return _instead(averaged(average, batch, share))
+            layer = self._layers[index]
             return renormalized(layer, *renormalization_to(average, batch, share, layer.eps))
 
         with running(self._layers, values, on_batch=images > 1):
             yield
-        self._before = self._before or moments
+        self._before = self._before or uses.batch
 
     @contextmanager
     def predicting(self, images: int) -> Iterator[None]:
@@ -132,25 +131,33 @@ class NormStatistics(nn.Module):
             with running(self._layers, on_batch=self.config.kind == "batch" and images > 1):
                 yield
             return
-        moments: dict[int, Moments] = {}
-        owner, share = self._base(images)
-        joins = owner == "stream"
+        uses, (owner, share) = Uses(), self._base(images)
+        follows = self.config.follow_updates and owner == "stream"
 
-        def join(index: int, x: Tensor) -> dict[str, Tensor]:
-            moments[index] = batch = moments_of(x)
-            before = self._before.get(index) if joins and self.config.follow_updates else None
-            used = Moments(
-                _buffer(self._layers[index], "running_mean"), _buffer(self._layers[index], "running_var")
-            )
-            kept = self._stored("stream", index) if joins else used
-            take_in(self._stored(owner, index), batch, share, before, (kept, used))
-            return {}
+        def values(index: int, x: Tensor) -> Lent:
+            batch = moments_of(x)
+            before = self._before.get(uses.add(index, batch)) if follows else None
+            uses.average[index] = average = averaged(self._stored(owner, index), batch, share, before)
+            return _instead(average)
 
-        with running(self._layers, join, on_batch=False):
+        with running(self._layers, values, on_batch=False):
             yield
-        self._before, self._settled = moments, True
-        if joins:
-            self.seen += images
+        # Only now: a pass that fails leaves the averages as they were.
+        self._before, self._settled = uses.batch, True
+        self._keep(uses.average, images if owner == "stream" else 0)
+
+    @torch.no_grad()
+    def _keep(self, averages: dict[int, Moments], joined: int) -> None:
+        """Let the layers run on these averages; of images that have joined the stream's it keeps them too."""
+        owners = ("running", "stream") if joined else ("running",)
+        pairs = [
+            pair
+            for owner in owners
+            for index, average in averages.items()
+            for pair in zip(self._stored(owner, index), average, strict=True)
+        ]
+        torch._foreach_copy_([old for old, _ in pairs], [new for _, new in pairs])
+        self.seen += joined
 
     @torch.no_grad()
     def settle(self, model: nn.Module, x: Tensor) -> None:
@@ -173,25 +180,20 @@ class NormStatistics(nn.Module):
     def freeze(self, model: nn.Module, x: Tensor) -> None:
         """Make what a prediction of x runs on what every later pass in evaluation mode runs on."""
         if self.config.kind == "batch" and len(x) > 1:
-            for index, batch in self._on_batch(model, x)[1].items():
-                self._run_on(index, batch)
+            self._keep(self._on_batch(model, x)[1], joined=0)
         else:
             self.settle(model, x)
 
     def _on_batch(self, model: nn.Module, x: Tensor) -> tuple[Tensor, dict[int, Moments]]:
-        """Return logits on the batch's statistics, and these."""
+        """Return logits on the batch's statistics, and these by layer."""
         moments: dict[int, Moments] = {}
 
-        def collect(index: int, inputs: Tensor) -> dict[str, Tensor]:
+        def collect(index: int, inputs: Tensor) -> Lent:
             moments[index] = moments_of(inputs)
             return {}
 
         with running(self._layers, collect, on_batch=True):
             return model(x), moments
-
-    def _run_on(self, index: int, moments: Moments) -> None:
-        _buffer(self._layers[index], "running_mean").copy_(moments.mean)
-        _buffer(self._layers[index], "running_var").copy_(moments.variance)
 
     def _averages(self, images: int) -> bool:
         """Say whether this batch is predicted on an average: asked for, or the only way with one image."""
@@ -214,8 +216,26 @@ class NormStatistics(nn.Module):
         return share.to(self.get_buffer("stream_mean_0").dtype)
 
     def _stored(self, owner: str, index: int) -> Moments:
+        if owner == "running":
+            layer = self._layers[index]
+            return Moments(layer.get_buffer("running_mean"), layer.get_buffer("running_var"))
         return Moments(self.get_buffer(f"{owner}_mean_{index}"), self.get_buffer(f"{owner}_variance_{index}"))
 
 
-def _buffer(layer: _BatchNorm, name: str) -> Tensor:
-    return layer.get_buffer(name)
+class Uses:
+    """What a pass has met: a layer may be used more than once in it."""
+
+    def __init__(self) -> None:
+        self.batch: dict[Use, Moments] = {}  # of what every use was fed
+        self.average: dict[int, Moments] = {}  # by layer: what its last use ran on
+
+    def add(self, index: int, batch: Moments) -> "Use":
+        """Note what a layer is fed; return which use of it that is."""
+        use = index, sum(layer == index for layer, _ in self.batch)
+        self.batch[use] = batch
+        return use
+
+
+def _instead(moments: Moments) -> Lent:
+    """Return what makes a layer in evaluation mode run on these moments."""
+    return {"running_mean": moments.mean, "running_var": moments.variance}

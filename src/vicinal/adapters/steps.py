@@ -33,7 +33,7 @@ def update_view(adapter: Adapter, x: Tensor) -> Tensor:
     augment = adapter.settings.augment
     if augment is None:
         return x
-    if not adapter.norm.observed:
+    if not adapter.norm.observed(len(x)):
         look(adapter, x)  # what the update moves is measured on the clean view, before and after
     return augment(x, adapter.generator)
 

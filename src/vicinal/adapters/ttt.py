@@ -82,7 +82,7 @@ class Ttt(Adapter):
 
     def _learn(self, x: Tensor) -> None:
         assert self.optimizer is not None
-        if not self.norm.observed:
+        if not self.norm.observed(len(x)):
             look(self, x)  # what the update moves is measured on the clean view, before and after
         augment = self.settings.augment
         view = x if augment is None else augment(x, self.generator)

@@ -166,7 +166,9 @@ class MeasureJob:
         kind = self.run.about["settings"]["statistics"]["kind"]
         if not self.run.chooses:
             return None
-        given = {name: value for name, value in self.run.entry.options.items() if name != "statistics"}
+        given = dict(self.run.entry.options)
+        if given.get("statistics") == kind:
+            del given["statistics"]  # the kind alone, which the choice is kept by anyway
         return ChooseJob(self.training, self.run.entry.method, kind, self.place, given)
 
     def __call__(self, desk: Desk) -> None:

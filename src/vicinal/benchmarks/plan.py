@@ -249,7 +249,12 @@ def _held_out(setting: Setting, group: tuple[str, ...]) -> tuple[str, ...]:
 def about_training(request: TrainRequest) -> About:
     """Return everything a source model depends on, as plain values."""
     settled = settle(request)
-    training = {name: value for name, value in as_dict(settled.config).items() if name != "save_every"}
+    # What changes nothing but time.
+    training = {
+        name: value
+        for name, value in as_dict(settled.config).items()
+        if name not in ("save_every", "compile")
+    }
     options: Mapping[str, Any] = request.data_options
     if request.data in DATASETS:
         chosen = with_options(DATASETS[request.data], request.data_options)

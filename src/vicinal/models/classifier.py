@@ -2,7 +2,9 @@
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,14 @@ def as_written(features: nn.Module, x: Tensor, state: State | None) -> Tensor:
 def fused() -> Run:
     """Return the same compiled: normalization, activation and sums between products in one kernel each."""
     return torch.compile(as_written, dynamic=False)
+
+
+def computing_in(precision: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:
+    """Return a block that computes in a precision; None leaves that to whoever has called."""
+    if precision is None:
+        return nullcontext()
+    # Without its cache: weights change between passes, and none is used twice in one.
+    return torch.autocast(device.type, precision, cache_enabled=False)
 
 
 class Classifier(nn.Module):
@@ -52,7 +62,7 @@ class Classifier(nn.Module):
     def embed(self, x: Tensor, state: State | None = None) -> Tensor:
         """Return the features z (N, d) of images in [0, 1], under other weights and buffers if given."""
         normal = (x - self.mean) / self.std
-        with torch.autocast(x.device.type, self.precision, enabled=self.precision is not None):
+        with computing_in(self.precision, x.device):
             return self._run(normal, state).to(x.dtype)
 
     def _run(self, x: Tensor, state: State | None) -> Tensor:
@@ -62,7 +72,7 @@ class Classifier(nn.Module):
             return fused()(self.features, x, state)
         except torch._dynamo.exc.TorchDynamoException as error:
             self.compiled = False
-            why = str(error).strip().splitlines()[0]
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
             warnings.warn(f"the net could not be compiled and runs as written: {why}", stacklevel=2)
             return as_written(self.features, x, state)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.errors import AdapterError, UnknownNameError
+from vicinal.models.classifier import computing_in
 from vicinal.types import Head
 
 # What torchvision, timm and most others call their last layer.
@@ -68,8 +69,9 @@ class Wrapped(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (N, C)."""
-        with torch.autocast(x.device.type, self.precision, enabled=self.precision is not None):
-            return logits_of(self.net(x)).to(x.dtype)
+        with computing_in(self.precision, x.device):
+            logits = logits_of(self.net(x))
+        return logits if self.precision is None else logits.to(x.dtype)
 
     def features_and_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return z (N, d) and logits (N, C) from one pass; z is empty (N, 0) where the model has none."""
@@ -87,7 +89,7 @@ class Wrapped(nn.Module):
                 f"features of shape (N, d) were expected at '{self.features_name or self.head_name}', "
                 f"found {shape}: name another layer with features= or head="
             )
-        return z.to(logits.dtype), logits
+        return (z if self.precision is None else z.to(logits.dtype)), logits
 
     def _is_fed(self, z: Tensor, logits: Tensor) -> bool:
         """Say whether z and logits have the shapes of the head between them; a named layer is trusted."""

@@ -60,15 +60,15 @@ def setup_of(record: Record) -> Setup:
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
-    """Return the records without repeats: of runs that share setup, stream, target and seed the last counts.
+    """Return the records without repeats: of runs that share setup, stream, target and seeds the last counts.
 
     Records that no table should average over (datasets, backbones, batch sizes of one setup) raise.
     """
-    kept: dict[tuple[Setup, str, str, int], Record] = {}
+    kept: dict[tuple[Setup, str, str, int, int], Record] = {}
     mixed: dict[str, set[str]] = {}
     for record in records:
         setup = setup_of(record)
-        kept[setup, record.stream, record.target, record.seed] = record
+        kept[setup, record.stream, record.target, record.model_seed, record.seed] = record
         mixed.setdefault("datasets", set()).add(record.dataset)
         mixed.setdefault("backbones", set()).add(record.backbone)
         where = f"batch sizes for {'/'.join(setup)} on the {record.stream} stream"
@@ -85,10 +85,11 @@ def unite_choices(records: list[Record]) -> list[Record]:
     Own output on some seeds and labels on others, never both on one, is one method that chose; apart, its
     rows would show subsets of the seeds.
     """
-    runs: dict[tuple[str, ...], dict[str, set[tuple[int, str]]]] = {}
+    runs: dict[tuple[str, ...], dict[str, set[tuple[int, int, str]]]] = {}
     for record in records:
         key = (record.algorithm, record.method, record.statistics)
-        runs.setdefault(key, {}).setdefault(record.predict, set()).add((record.seed, record.stream))
+        run = record.model_seed, record.seed, record.stream
+        runs.setdefault(key, {}).setdefault(record.predict, set()).add(run)
     chose = {key for key, by in runs.items() if len(by) > 1 and not set.intersection(*by.values())}
     return [
         replace(record, predict="chosen")

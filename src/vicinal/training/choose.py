@@ -168,7 +168,7 @@ def _grid(
     methods: Sequence[str], kinds: Sequence[str], sizes: Sequence[float], given: Mapping[str, Any]
 ) -> list[tuple[str, Settings]]:
     return [
-        (name, configure(METHODS[name].defaults, {**given, "lr": lr, "statistics": kind}))
+        (name, configure(METHODS[name].defaults, {"statistics": kind, **given, "lr": lr}))
         for name, kind, lr in product(methods, kinds, sizes)
     ]
 

@@ -107,7 +107,7 @@ def same_config(path: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> N
     # A run from before an option existed did what is now that option's default.
     stored = {**as_dict(TrainConfig()), **stored}
     # How often a run saves itself may change on the way: it has no part in the result.
-    differing = [n for n in wanted if n != "save_every" and stored.get(n) != wanted[n]]
+    differing = [n for n in wanted if n not in ("save_every", "compile") and stored.get(n) != wanted[n]]
     if differing:
         pairs = ", ".join(f"{n} was {stored.get(n)} and is now {wanted[n]}" for n in differing)
         raise ConfigError(f"{path}: cannot resume with other settings ({pairs})")
