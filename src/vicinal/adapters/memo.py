@@ -59,8 +59,8 @@ class Memo(Adapter):
     the moments of the views or of the image, as the authors' code has it; departs from it: population
     variance, since a single value has no other. On batch statistics the image and its views are the batch;
     on stream statistics both run on the stream's average, updates with the gradient of the views' own. The
-    images of one batch share the draws of their views, so that equal images are predicted equally. Images must lie in
-    [0, 1]: AugMix counts its levels there.
+    images of one batch share the draws of their views, so that equal images are predicted equally. Images
+    must lie in [0, 1]: AugMix counts its levels there.
     """
 
     predicts = ("own", "before")
