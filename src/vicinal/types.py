@@ -31,3 +31,4 @@ class StreamMemory(NamedTuple):
     counts: Tensor  # (..., C) those weights
     mass: Tensor  # (..., C) label mass; counts over mass is the mean confidence
     marginal: Tensor  # (..., C) running class marginal, sums to one
+    squares: Tensor  # (..., C) squared norms of the features, weighted as they are

@@ -23,27 +23,37 @@ class SlowLabeler:
 
     def __init__(self, phi: Any, generator: torch.Generator, draws: int) -> None:
         self.phi, self.generator, self.draws = phi, generator, draws
-        self.sums = self.counts = self.mass = self.marginal = None
+        self.sums = self.counts = self.mass = self.marginal = self.squares = None
 
     def memory_after(self, z: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        """Return sums, counts, mass and marginal with the batch in, older batches faded by its size."""
+        """Return sums, counts, mass, marginal and squares with the batch in, older ones faded by its size."""
         classes = y.shape[1]
         sums = torch.stack([sum(y[i, c] ** 2 * z[i] for i in range(len(z))) for c in range(classes)])
         counts, mass, share = (y**2).sum(0), y.sum(0), y.mean(0)
+        squares = torch.stack(
+            [sum(y[i, c] ** 2 * (z[i] @ z[i]) for i in range(len(z))) for c in range(classes)]
+        )
         fade = 0.9 ** (len(z) / 20)
         if self.sums is None:
-            return sums, counts, mass, fade / classes + (1 - fade) * share
-        old = fade * self.sums, fade * self.counts, fade * self.mass, fade * self.marginal
-        return old[0] + sums, old[1] + counts, old[2] + mass, old[3] + (1 - fade) * share
+            return sums, counts, mass, fade / classes + (1 - fade) * share, squares
+        old = [fade * part for part in (self.sums, self.counts, self.mass, self.marginal, self.squares)]
+        return old[0] + sums, old[1] + counts, old[2] + mass, old[3] + (1 - fade) * share, old[4] + squares
 
     def evidence(self, memory: tuple[Tensor, ...], rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the six numbers a class, the centred class means and the stream's mean."""
-        sums, counts, mass, marginal = memory
+        """Return the numbers of every class, the centred class means and the stream's mean."""
+        sums, counts, mass, marginal, squares = memory
         mean = sums.sum(0) / counts.sum()
         centred = [sums[c] / counts[c] - mean for c in range(len(counts))]
         average = sum(v.norm() for v in centred) / len(centred)
         heads = [row - rows.mean(0) for row in rows]
         head_average = sum(v.norm() for v in heads) / len(heads)
+        overall = squares.sum() / counts.sum() - mean.norm() ** 2
+        spread = [
+            (squares[c] / counts[c] - (sums[c] / counts[c]).norm() ** 2) / overall
+            if counts[c] > 1e-3
+            else torch.ones_like(overall)  # a class that is hardly there
+            for c in range(len(counts))
+        ]
         numbers = [
             torch.stack(
                 [
@@ -53,10 +63,14 @@ class SlowLabeler:
                     centred[c].norm() / average,
                     heads[c].norm() / head_average,
                     (len(counts) * marginal[c] + 1e-3).log(),
+                    (spread[c] + 1e-2).log(),
+                    (len(counts) * counts[c] / counts.sum() + 1e-3).log(),
                 ]
             )
             for c in range(len(counts))
         ]
+        context = sum(numbers) / len(numbers)
+        numbers = [torch.cat([own, context]) for own in numbers]
         return torch.stack(numbers), torch.stack(centred) / average, mean
 
     def classifier(self, memory: tuple[Tensor, ...], head: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -86,7 +100,7 @@ class SlowLabeler:
             rows, spread, bias, _ = self.classifier(self.memory_after(z, y), head)
             y = (z @ rows.T + bias).softmax(1)
         memory = self.memory_after(z, y)
-        self.sums, self.counts, self.mass, self.marginal = memory
+        self.sums, self.counts, self.mass, self.marginal, self.squares = memory
         trust = self.classifier(memory, head)[3]
         y_w = torch.zeros_like(y)
         noise = torch.randn(self.draws, *rows.shape, generator=self.generator, dtype=rows.dtype)
@@ -180,7 +194,7 @@ def test_the_reference_above_is_not_trivial(make_source: Any, images: Any) -> No
     z, logits = (value.detach() for value in source.model.features_and_logits(x))
     labels = [SlowLabeler(source.anchor_phi, torch.Generator().manual_seed(seed), DRAWS) for seed in (0, 1)]
     first, second = (labeler.labels(z, logits, source.model.head) for labeler in labels)
-    memory = labels[0].sums, labels[0].counts, labels[0].mass, labels[0].marginal
+    memory = labels[0].sums, labels[0].counts, labels[0].mass, labels[0].marginal, labels[0].squares
     trust = labels[0].classifier(memory, source.model.head)[3]
     assert (trust < 0.99).any()
     assert (trust > 0.05).any()

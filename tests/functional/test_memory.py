@@ -1,4 +1,5 @@
 import math
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from vicinal.functional.memory import (
     empty_memory,
     evidence,
     relative_norm,
+    relative_spread,
     remember,
 )
 from vicinal.types import Head, StreamMemory
@@ -40,7 +42,7 @@ def stream(sizes: tuple[int, ...] = (6, 6, 3), decay: float = 0.9) -> StreamMemo
 
 
 def evidence_by_loop(memory: StreamMemory, source: Head) -> Tensor:
-    """The six numbers written out class by class, in plain Python."""
+    """The numbers written out class by class, in plain Python."""
     total = [float(memory.sums[:, k].sum() / memory.counts.sum()) for k in range(FEATURES)]
     means = [
         [float(memory.sums[c, k] / memory.counts[c]) - total[k] for k in range(FEATURES)]
@@ -60,9 +62,20 @@ def evidence_by_loop(memory: StreamMemory, source: Head) -> Tensor:
                 mean_norms[c] * CLASSES / sum(mean_norms),
                 row_norms[c] * CLASSES / sum(row_norms),
                 math.log(CLASSES * float(memory.marginal[c]) + 1e-3),
+                math.log(spread(memory, [c]) / spread(memory, range(CLASSES)) + 1e-2),
+                math.log(CLASSES * float(memory.counts[c] / memory.counts.sum()) + 1e-3),
             ]
         )
-    return torch.tensor(table, dtype=torch.float64)
+    averages = [sum(row[k] for row in table) / CLASSES for k in range(len(table[0]))]
+    return torch.tensor([row + averages for row in table], dtype=torch.float64)
+
+
+def spread(memory: StreamMemory, classes: Iterable[int]) -> float:
+    """The variance of what was labelled as some classes, summed over the features."""
+    chosen = list(classes)
+    count = float(memory.counts[chosen].sum())
+    middle = [float(memory.sums[chosen, k].sum()) / count for k in range(FEATURES)]
+    return float(memory.squares[chosen].sum()) / count - sum(value**2 for value in middle)
 
 
 def test_one_batch_is_remembered_sample_by_sample() -> None:
@@ -75,12 +88,14 @@ def test_one_batch_is_remembered_sample_by_sample() -> None:
         assert float(new.marginal[c]) == pytest.approx(float(y[:, c].sum()) / len(y))
         expected = sum(w * row for w, row in zip(weights, z, strict=True))
         torch.testing.assert_close(new.sums[c], expected)
+        squares = sum(w * float(row @ row) for w, row in zip(weights, z, strict=True))
+        assert float(new.squares[c]) == pytest.approx(squares)
 
 
 def test_the_memory_is_the_decayed_sum_of_its_batches() -> None:
     memory = stream((6, 6, 3), decay=0.8)
     parts = [batch_memory(*batch(size, seed)) for seed, size in enumerate((6, 6, 3))]
-    for name in ("sums", "counts", "mass"):
+    for name in ("sums", "counts", "mass", "squares"):
         expected = sum(0.8 ** (2 - age) * getattr(part, name) for age, part in enumerate(parts))
         torch.testing.assert_close(getattr(memory, name), expected)
     uniform = torch.full((CLASSES,), 1 / CLASSES, dtype=torch.float64)
@@ -145,6 +160,17 @@ def test_evidence_agrees_with_plain_python() -> None:
     numbers = evidence(memory, head())
     assert numbers.shape == (CLASSES, len(EVIDENCE))
     torch.testing.assert_close(numbers, evidence_by_loop(memory, head()))
+
+
+def test_a_class_that_swallows_others_is_wide() -> None:
+    near, far = normal(20, FEATURES) * 0.1, normal(20, FEATURES, seed=1) * 0.1 + 5
+    z = torch.cat([near, far])
+    right = torch.eye(CLASSES, dtype=torch.float64)[torch.tensor([0] * 20 + [1] * 20)]
+    swallowed = torch.eye(CLASSES, dtype=torch.float64)[torch.tensor([0] * 30 + [1] * 10)]
+    tight, wide = (relative_spread(batch_memory(z, y)) for y in (right, swallowed))
+    assert tight[0] < 0.01
+    assert wide[0] > 0.5
+    assert tight[2:].tolist() == wide[2:].tolist() == [1, 1]
 
 
 @settings(max_examples=40, deadline=None)

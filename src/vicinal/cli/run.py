@@ -139,7 +139,7 @@ def train(
     ] = False,
     leave_out: Annotated[int, typer.Option(help="Domains a left-out model goes without; 0: decide.")] = 0,
     marginal: Annotated[
-        list[float] | None, typer.Option(help="Dirichlet alpha of extra left-out streams.")
+        list[float] | None, typer.Option(help="Dirichlet alpha of extra left-out streams; default: 1.")
     ] = None,
     harden: Annotated[
         list[str] | None, typer.Option(help="Transformation of extra left-out streams.")
@@ -160,7 +160,8 @@ def train(
     given = {"iterations": iterations, "batch_size": batch_size, "backbone_lr": backbone_lr}
     training: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     training |= {"algorithm": algorithm, "second_order": second_order, "compile": compiled}
-    lessons = {"leave_out": leave_out, "marginals": tuple(marginal or ()), "hardenings": tuple(harden or ())}
+    lessons: dict[str, Any] = {"leave_out": leave_out, "hardenings": tuple(harden or ())}
+    lessons |= {"marginals": tuple(marginal)} if marginal else {}
     ALGORITHMS[algorithm]
     request = TrainRequest(
         data=data,

@@ -78,7 +78,9 @@ class OutOfFoldConfig:
     leave_out: int = 0  # domains each left-out model goes without; 0: two with four sources or more, else one
     batch_size: int = 20
     stream_images: int | None = 500  # at most this many images of a left-out domain
-    marginals: tuple[float, ...] = ()  # Dirichlet parameters of further streams with drawn class marginals
+    # Dirichlet parameters of further streams with drawn class marginals: without any, phi takes for granted
+    # that the target's classes are as frequent as the sources' (docs/experiments.md, section 19).
+    marginals: tuple[float, ...] = (1.0,)
     hardenings: tuple[str, ...] = ()  # further streams of transformed images
     hidden: int = 32
     rounds: int = 2

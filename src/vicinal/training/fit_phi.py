@@ -109,6 +109,7 @@ def _scan(new: StreamMemory, decay: float) -> StreamMemory:
         weights @ new.counts,
         weights @ new.mass,
         (1 - decay) * (weights @ new.marginal) + uniform,
+        weights @ new.squares,
     )
 
 
