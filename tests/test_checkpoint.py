@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from vicinal import checkpoint
-from vicinal.checkpoint import Trained, load, read_tensors, save, write_tensors
+from vicinal.checkpoint import FORMAT, Trained, load, read_tensors, save, write_tensors
 from vicinal.errors import CheckpointError
 from vicinal.functional.memory import empty_memory
 from vicinal.models.backbones import build_classifier, preprocessing_for
@@ -210,7 +210,7 @@ def test_a_safetensors_file_of_someone_else_is_refused(tmp_path: Path, metadata:
 
 def test_another_format_is_named(path: Path) -> None:
     rewrite(path, lambda tensors, header: header.update(format=99))
-    with pytest.raises(CheckpointError, match="format 99; this version reads format 1"):
+    with pytest.raises(CheckpointError, match=f"format 99; this version reads format {FORMAT}"):
         load(path)
 
 

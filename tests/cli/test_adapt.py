@@ -144,7 +144,8 @@ def test_the_guard_reports_and_the_spread_is_written_where_w_was_drawn(
     assert ran.code == 0, ran.err
     header, *lines = rows(tmp_path / "out" / "predictions.csv")
     assert header == DRAWN
-    assert all(0 < float(line[4]) <= 0.5 for line in lines)
+    # Zero where phi, fitted on a handful of images, does not trust itself.
+    assert all(0 <= float(line[4]) <= 0.5 for line in lines)
     assert vicinal("adapt", model, folder, "--method", "erm", *words).out.count("no alarm in 1 batches") == 1
     assert rows(tmp_path / "out" / "predictions.csv")[0] == HEADER
 

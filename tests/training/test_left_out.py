@@ -26,7 +26,7 @@ MakeSources = Callable[..., list[SourceDomain]]
 MakeRun = Callable[..., Run]
 TensorsOf = Callable[[Trained], dict[str, Tensor]]
 SameTensors = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], bool]
-CONFIG = OutOfFoldConfig(batch_size=5, stream_images=None)
+CONFIG = OutOfFoldConfig(batch_size=5, stream_images=None, marginals=())
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +278,10 @@ def test_targets_share_the_models_that_saw_neither(
 ) -> None:
     """Four domains, each the target once: six models of two domains do for all twelve folds."""
     every = make_sources(4)
-    shared, config = tmp_path / "shared", OutOfFoldConfig(leave_out=1, stream_images=8, batch_size=4)
+    shared, config = (
+        tmp_path / "shared",
+        OutOfFoldConfig(leave_out=1, stream_images=8, batch_size=4, marginals=()),
+    )
     for target in range(4):
         sources = [source for position, source in enumerate(every) if position != target]
         run = replace(make_run(), left_out=shared)

@@ -72,7 +72,8 @@ def test_a_trained_model_has_everything_that_travels_with_it(trained: Trained) -
     assert trained.classes == tuple("0123456789")
     assert set(trained.choice["methods"]) == {"vnl", "soft"}
     assert sum(row["chosen"] for row in trained.choice["table"] if row["method"] == "vnl") == 1
-    assert trained.choice["streams"] == [f"{angle}{kind}" for angle in (0, 30, 60) for kind in ("", " noisy")]
+    kinds = ("", " Dirichlet 1", " noisy")
+    assert trained.choice["streams"] == [f"{angle}{kind}" for angle in (0, 30, 60) for kind in kinds]
     assert trained.config["train"]["iterations"] == 12
     assert trained.config["out_of_fold"]["stream_images"] == 60
     facts = trained.provenance
