@@ -109,8 +109,20 @@ def feed_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
     return feed
 
 
+OTHERS: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def _others() -> None:
+    """Note the threads that were there before: a compiler of torch's keeps some of its own."""
+    OTHERS.clear()
+    OTHERS.update(threading.enumerate())
+
+
 def pool_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
+    """Return the workers that a test has started and that are still there."""
+    started = [thread for thread in threading.enumerate() if thread not in OTHERS]
+    return [thread for thread in started if thread.name.startswith("ThreadPoolExecutor")]
 
 
 @pytest.mark.parametrize("algorithm", ["neighbor", "meta"])
