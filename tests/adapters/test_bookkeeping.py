@@ -105,7 +105,7 @@ def test_without_kernels_the_formulas_run_as_written(follow: bool) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("follow", [True, False])
 def test_on_a_gpu(follow: bool) -> None:
-    assert all(bookkeeping._kernels(torch.cuda.current_device()).values())
+    assert set(bookkeeping._kernels(torch.cuda.current_device())) == {"average", "renormalize"}
     check("cuda", follow, 0.3)
 
 

@@ -278,10 +278,8 @@ def test_targets_share_the_models_that_saw_neither(
 ) -> None:
     """Four domains, each the target once: six models of two domains do for all twelve folds."""
     every = make_sources(4)
-    shared, config = (
-        tmp_path / "shared",
-        OutOfFoldConfig(leave_out=1, stream_images=8, batch_size=4, marginals=()),
-    )
+    shared = tmp_path / "shared"
+    config = OutOfFoldConfig(leave_out=1, stream_images=8, batch_size=4, marginals=())
     for target in range(4):
         sources = [source for position, source in enumerate(every) if position != target]
         run = replace(make_run(), left_out=shared)

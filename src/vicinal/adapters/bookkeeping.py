@@ -5,7 +5,7 @@ kernels takes all the time, and every layer has to wait for the one before it. t
 run time with NVRTC; where they cannot be had the formulas run as written.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -21,6 +21,7 @@ from vicinal.functional.normalization import (
     renormalization,
     transport,
 )
+from vicinal.kernels import Kernel, compiled, with_constants
 
 THREADS = 128
 SOURCE = """
@@ -64,7 +65,6 @@ extern "C" __global__ void renormalize(
     d[c] = (batch.mean - average.mean) / s;
 }
 """
-Kernel = Callable[..., Any]
 
 
 def averaged(average: Moments, batch: Moments, share: Tensor, before: Moments | None = None) -> Moments:
@@ -111,7 +111,7 @@ def _constant(value: float, device: torch.device) -> Tensor:
 
 def _kernel(name: str, *values: Tensor) -> Kernel | None:
     """Return a kernel that can work on these tensors, or None."""
-    return _kernels(values[0].device.index)[name] if suited(*values) else None
+    return _kernels(values[0].device.index).get(name) if suited(*values) else None
 
 
 def suited(*values: Tensor, device: str = "cuda") -> bool:
@@ -126,18 +126,14 @@ def suited(*values: Tensor, device: str = "cuda") -> bool:
 
 
 @cache
-def _kernels(device: int) -> dict[str, Kernel | None]:
-    """Return the compiled kernels of a device, each None where it cannot be compiled."""
+def _kernels(device: int) -> dict[str, Kernel]:
+    """Return the kernels of a device by name; none where they cannot be compiled."""
     names = ("average", "renormalize")
-    # Compiling is not yet a public call of torch: whatever keeps it from working, there is another way.
-    try:
-        with torch.cuda.device(device):
-            return {name: torch.cuda._compile_kernel(source(), name) for name in names}
-    except (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError):
-        return dict.fromkeys(names)
+    found = compiled(source(), names, device)
+    return {} if found is None else dict(zip(names, found, strict=True))
 
 
 def source() -> str:
     """Return the text of the kernels with their constants."""
-    constants = {"MAX_STRETCH": MAX_STRETCH, "SMALLEST_VARIANCE": SMALLEST_VARIANCE}
-    return "".join(f"#define {name} {value}f\n" for name, value in constants.items()) + SOURCE
+    constants = {"MAX_STRETCH": f"{MAX_STRETCH}f", "SMALLEST_VARIANCE": f"{SMALLEST_VARIANCE}f"}
+    return with_constants(SOURCE, constants)

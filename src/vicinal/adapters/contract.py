@@ -23,7 +23,7 @@ from vicinal.data.augmix import AugMix
 from vicinal.errors import AdapterError, ConfigError
 from vicinal.graphs import Recorder, overwritten, suited
 from vicinal.models.backbones import Preprocessing
-from vicinal.models.classifier import Classifier
+from vicinal.models.classifier import PRECISIONS, Classifier
 from vicinal.models.wrap import Wrapped
 from vicinal.registry import Registry
 from vicinal.types import Head
@@ -40,7 +40,6 @@ PREDICTS = ("own", "before", "labels")
 PARAMETERS = ("all", "norm", "features", "head")
 HALF = (torch.float16, torch.bfloat16)
 OPTIMIZERS = ("adam", "sgd")
-PRECISIONS = ("float32", "bfloat16")
 BARE = "somebody's own"  # the backbone of a model that was not built here
 
 

@@ -34,9 +34,9 @@ def running(
         for index, layer in enumerate(layers):
             layer.train(on_batch)
             stack.callback(layer.eval)
-            stack.callback(_take_back, layer)  # after an interruption as well
             if instead is None:
                 continue
+            stack.callback(_take_back, layer)  # after an interruption as well
             stack.callback(layer.register_forward_pre_hook(_lend(instead, index)).remove)
             # Called after a pass that failed as well: the layer may be used again in it.
             stack.callback(layer.register_forward_hook(_take_back, always_call=True).remove)

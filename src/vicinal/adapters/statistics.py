@@ -86,8 +86,8 @@ class NormStatistics(nn.Module):
 
     def observed(self, images: int) -> bool:
         """Say whether the moments from before this step's updates are known, or will not be needed."""
-        carries = self.config.follow_updates and self._averages(images) and self._base(images)[0] == "stream"
-        return bool(self._before) or not carries
+        joins = self._averages(images) and self._owner(images) == "stream"
+        return bool(self._before) or not (self.config.follow_updates and joins)
 
     def one_pass(self, images: int) -> bool:
         """Say whether the pass of an update of such a batch can be the one that predicts it."""
@@ -107,7 +107,7 @@ class NormStatistics(nn.Module):
             with running(self._layers, on_batch=self.config.kind != "source" and images > 1):
                 yield
             return
-        uses, (owner, share) = Uses(), self._base(images)
+        uses, owner, share = Uses(), self._owner(images), self._share(images)
 
         def values(index: int, x: Tensor) -> Lent:
             batch, average = moments_of(x), self._stored(owner, index)
@@ -131,7 +131,7 @@ class NormStatistics(nn.Module):
             with running(self._layers, on_batch=self.config.kind == "batch" and images > 1):
                 yield
             return
-        uses, (owner, share) = Uses(), self._base(images)
+        uses, owner, share = Uses(), self._owner(images), self._share(images)
         follows = self.config.follow_updates and owner == "stream"
 
         def values(index: int, x: Tensor) -> Lent:
@@ -200,19 +200,19 @@ class NormStatistics(nn.Module):
         kind = self.config.kind
         return bool(self._layers) and (kind in ("blend", "stream") or (kind == "batch" and images == 1))
 
-    def _base(self, images: int) -> tuple[str, Tensor]:
-        """Return whose moments a batch is mixed with, and its share; a blend stores nothing of a batch."""
-        config = self.config
-        if config.kind == "blend" and images > 1:
-            share = torch.full_like(self.seen, blend_weight(images, config.source_images), dtype=torch.double)
-            return "source", self._precise(share)
-        if self._settled:
-            return "stream", self._precise(torch.zeros_like(self.seen))
-        share = stream_weight(images, self.seen, config.source_images, config.floor)
-        return "stream", self._precise(share)
+    def _owner(self, images: int) -> str:
+        """Return whose moments a batch is mixed with: the stream's, or a blend's, the source's."""
+        return "source" if self.config.kind == "blend" and images > 1 else "stream"
 
-    def _precise(self, share: Tensor) -> Tensor:
-        """Return a share in the precision of the averages."""
+    def _share(self, images: int) -> Tensor:
+        """Return what a batch weighs in the mixture, in the precision of the averages."""
+        config = self.config
+        if self._owner(images) == "source":
+            share = torch.full_like(self.seen, blend_weight(images, config.source_images), dtype=torch.double)
+        elif self._settled:  # it is in the average already
+            share = torch.zeros_like(self.seen)
+        else:
+            share = stream_weight(images, self.seen, config.source_images, config.floor)
         return share.to(self.get_buffer("stream_mean_0").dtype)
 
     def _stored(self, owner: str, index: int) -> Moments:

@@ -21,7 +21,7 @@ from vicinal.data.catalog import DATASETS
 from vicinal.data.load import with_options
 from vicinal.data.streams import StreamSpec
 from vicinal.errors import UnknownNameError
-from vicinal.training.config import as_dict
+from vicinal.training.config import as_dict, lasting
 
 DIGITS = 16  # of a key
 # They take no step, or choose their own; memo adapts to each image alone and would take hours to choose for.
@@ -249,12 +249,6 @@ def _held_out(setting: Setting, group: tuple[str, ...]) -> tuple[str, ...]:
 def about_training(request: TrainRequest) -> About:
     """Return everything a source model depends on, as plain values."""
     settled = settle(request)
-    # What changes nothing but time.
-    training = {
-        name: value
-        for name, value in as_dict(settled.config).items()
-        if name not in ("save_every", "compile")
-    }
     options: Mapping[str, Any] = request.data_options
     if request.data in DATASETS:
         chosen = with_options(DATASETS[request.data], request.data_options)
@@ -267,7 +261,7 @@ def about_training(request: TrainRequest) -> About:
         "backbone": settled.backbone,
         "weights": settled.weights if settled.weights in ("none", "timm") else Path(settled.weights).name,
         "preprocessing": asdict(settled.preprocessing),
-        "training": training,
+        "training": lasting(settled.config),
         "out_of_fold": None if settled.out_of_fold is None else as_dict(settled.out_of_fold),
     }
 

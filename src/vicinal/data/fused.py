@@ -4,14 +4,13 @@ torch compiles them at run time (NVRTC, no compiler needed on the machine). Form
 and `colour`; where the kernels cannot be compiled, the caller takes that way instead.
 """
 
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from vicinal.data.colour import BLUE, CONTRAST, GREEN, HUE, RED, SATURATION, SMALLEST_SPREAD, upload
+from vicinal.kernels import Kernel, compiled, with_constants
 
 # The columns of a sample's row: its box, flip, order (two bits for each step), factors by operation, gray.
 ROW = (
@@ -121,7 +120,6 @@ extern "C" __global__ void augment(const PIXEL* images, const Sample* samples, c
     for (int c = 0; c < CHANNELS; ++c) results[start + (long long)c * height * width + place] = p[c];
 }
 """
-Kernel = Callable[..., Any]
 
 
 def augment_fused(images: Tensor, rows: Tensor) -> Tensor | None:
@@ -148,7 +146,7 @@ def augment_fused(images: Tensor, rows: Tensor) -> Tensor | None:
 
 
 @cache
-def _kernels(device: int, whole_levels: bool, channels: int) -> tuple[Kernel, Kernel] | None:
+def _kernels(device: int, whole_levels: bool, channels: int) -> list[Kernel] | None:
     """Return (measure, augment) for a device and kind of pixels, or None where they cannot be compiled."""
     constants = {
         "PIXEL": "unsigned char" if whole_levels else "float",
@@ -164,11 +162,4 @@ def _kernels(device: int, whole_levels: bool, channels: int) -> tuple[Kernel, Ke
         "BLUE": f"{BLUE}f",
         "SMALLEST_SPREAD": f"{SMALLEST_SPREAD}f",
     }
-    source = "".join(f"#define {name} {value}\n" for name, value in constants.items()) + SOURCE
-    # Compiling is not yet a public call of torch: whatever keeps it from working, there is another way.
-    try:
-        with torch.cuda.device(device):
-            measure, augment = (torch.cuda._compile_kernel(source, name) for name in ("measure", "augment"))
-    except (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError):
-        return None
-    return measure, augment
+    return compiled(with_constants(SOURCE, constants), ("measure", "augment"), device)

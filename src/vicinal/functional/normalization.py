@@ -23,10 +23,9 @@ def moments_of(x: Tensor, *, constant: bool = True) -> Moments:
     They are constants to the gradient unless it is said that they are not.
     """
     x = x.detach() if constant else x
-    if constant and x.device.type == "cuda":  # there sums of halves are in single precision by themselves
-        return Moments(*torch.batch_norm_update_stats(x, None, None, 0.0))
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    if constant and x.device.type == "cpu":
+    if not (constant and x.device.type == "cuda"):  # there halves are summed in single precision anyway
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+    if constant and x.device.type in ("cpu", "cuda"):
         # What batch normalization itself computes, three times faster than `var_mean` on a CPU.
         return Moments(*torch.batch_norm_update_stats(x, None, None, 0.0))
     variance, mean = torch.var_mean(x, dim=[dim for dim in range(x.ndim) if dim != 1], correction=0)

@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from vicinal.types import Head
 
+PRECISIONS = ("float32", "bfloat16")  # what features can be computed in
 State = dict[str, Tensor]
 Run = Callable[[nn.Module, Tensor, State | None], Tensor]
 

@@ -7,9 +7,9 @@ from typing import Any, Literal
 from vicinal.data.augment import Augment
 from vicinal.data.transforms import HARDENINGS
 from vicinal.errors import ConfigError, UnknownNameError
+from vicinal.models.classifier import PRECISIONS
 
 UPDATES = ("none", "entropy", "anchored")
-PRECISIONS = ("bfloat16", "float32")
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,11 @@ class OutOfFoldConfig:
             raise ConfigError("out-of-fold fitting needs leave_out >= 0, epochs >= 1 and batch_size >= 1")
         if not self.step_sizes or not self.updates:
             raise ConfigError("out-of-fold fitting needs a step size and an update to try")
+
+
+def lasting(config: TrainConfig) -> dict[str, Any]:
+    """Return, as plain values, all of a config that a trained model depends on, not what only takes time."""
+    return {name: value for name, value in as_dict(config).items() if name not in ("save_every", "compile")}
 
 
 def as_dict(config: TrainConfig | OutOfFoldConfig) -> dict[str, Any]:

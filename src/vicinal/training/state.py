@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vicinal.checkpoint import read_tensors, write_tensors
 from vicinal.errors import CheckpointError, ConfigError
-from vicinal.training.config import TrainConfig, as_dict
+from vicinal.training.config import TrainConfig, as_dict, lasting
 from vicinal.training.learner import Learner
 
 Facts = dict[str, Any]  # what a run depends on besides its config: backbone, classes, domains
@@ -81,7 +81,7 @@ def load_state(path: Path, learner: Learner, best: Best, stage: str, facts: Fact
     tensors, header = read_tensors(path)
     if header.get("kind") != "state" or header["stage"] != stage:
         raise CheckpointError(f"{path}: not a training state of stage '{stage}'")
-    same_config(path, header["config"], {**as_dict(learner.config), **facts})
+    same_config(path, header["config"], {**lasting(learner.config), **facts})
     _load_weights(learner, _under("now.", tensors))
     best.weights = {n: v.to(learner.device) for n, v in _under("best.", tensors).items()}
     best.accuracy = header["best_accuracy"]
@@ -106,8 +106,7 @@ def same_config(path: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> N
     """Raise, naming what differs, unless a run was started with the settings it is to go on with."""
     # A run from before an option existed did what is now that option's default.
     stored = {**as_dict(TrainConfig()), **stored}
-    # How often a run saves itself may change on the way: it has no part in the result.
-    differing = [n for n in wanted if n not in ("save_every", "compile") and stored.get(n) != wanted[n]]
+    differing = [name for name in wanted if stored.get(name) != wanted[name]]
     if differing:
         pairs = ", ".join(f"{n} was {stored.get(n)} and is now {wanted[n]}" for n in differing)
         raise ConfigError(f"{path}: cannot resume with other settings ({pairs})")

@@ -21,7 +21,7 @@ from vicinal.models.classifier import Classifier
 from vicinal.models.inference import InferenceNet
 from vicinal.training import algorithms
 from vicinal.training.choose import choose_rule
-from vicinal.training.config import OutOfFoldConfig, TrainConfig, as_dict
+from vicinal.training.config import OutOfFoldConfig, TrainConfig, as_dict, lasting
 from vicinal.training.fisher import validation_fisher
 from vicinal.training.learner import ALGORITHMS, make_learner
 from vicinal.training.left_out import Fold, LeftOutStream, folds, left_out_streams
@@ -239,7 +239,7 @@ def _left_out_model(
     folder = run.folder
     if run.resume and folder is not None and (folder / "model.safetensors").exists():
         trained = load(folder, run.device)
-        wanted = {**as_dict(config), "backbone": spec.backbone, "sources": [source.name for source in rest]}
+        wanted = {**lasting(config), "backbone": spec.backbone, "sources": [source.name for source in rest]}
         stored = {**trained.config["train"], "backbone": trained.backbone, **trained.provenance}
         same_config(folder, stored, wanted)
         return trained
@@ -254,8 +254,12 @@ def _shared_name(
     spec: ModelSpec, rest: Sequence[SourceDomain], config: TrainConfig, facts: dict[str, Any]
 ) -> str:
     """Return a name that says what a left-out model was trained on, and tells apart all that differ."""
-    trained = {name: value for name, value in as_dict(config).items() if name != "save_every"}
-    about = {"spec": asdict(spec), "train": trained, "data": facts, "on": [source.name for source in rest]}
+    about = {
+        "spec": asdict(spec),
+        "train": lasting(config),
+        "data": facts,
+        "on": [source.name for source in rest],
+    }
     digest = sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:16]
     return f"on-{'-'.join(source.name for source in rest)}-{digest}"
 
