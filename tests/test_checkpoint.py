@@ -26,7 +26,7 @@ from vicinal.models.inference import InferenceNet, StreamInferenceNet
 
 PARTS = ("model", "phi", "anchor_phi", "predict_phi")
 CHOICE = {
-    "methods": {"vnl": {"stream": {"update": "anchored", "lr": 3e-4, "follow": 0.1, "predict": "labels"}}},
+    "methods": {"vnl": {"stream": {"update": "anchored", "lr": 3e-4, "predict": "labels"}}},
     "table": [{"method": "vnl", "accuracy": 0.1 + 0.2, "chosen": True}, {"method": "soft", "nll": 1e-300}],
 }
 

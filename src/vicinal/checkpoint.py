@@ -23,7 +23,7 @@ from vicinal.models.classifier import Classifier
 from vicinal.models.inference import InferenceNet, StreamInferenceNet
 from vicinal.versions import versions
 
-FORMAT = 2
+FORMAT = 3
 HEADER = "vicinal"
 
 

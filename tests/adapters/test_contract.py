@@ -17,8 +17,8 @@ from vicinal.registry import Registry
 
 CHOSEN = {
     "vnl": {
-        "stream": {"update": "entropy", "lr": 3e-4, "follow": 0.0, "predict": "own"},
-        "batch": {"update": "anchored", "lr": 3e-3, "follow": 0.1, "predict": "labels"},
+        "stream": {"update": "entropy", "lr": 3e-4, "predict": "own"},
+        "batch": {"update": "anchored", "lr": 3e-3, "predict": "labels"},
     },
     "hard": {"batch": {"lr": 7e-4}, "stream": {"lr": 8e-4}},
 }
@@ -74,8 +74,8 @@ def test_an_unknown_option_lists_the_known_ones(make_source: Any, method: str) -
 
 
 def test_an_option_of_another_method_is_unknown(make_source: Any) -> None:
-    with pytest.raises(ConfigError, match="unknown option follow"):
-        adapt(make_source(), "hard", follow=0.1)
+    with pytest.raises(ConfigError, match="unknown option update"):
+        adapt(make_source(), "hard", update="none")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from vicinal.models.backbones import Preprocessing, build_classifier
 from vicinal.report.choices import choice_summary
 
 ROW: dict[str, Any] = {
-    "method": "vnl", "update": "anchored", "lr": 1e-3, "follow": 0.0, "statistics": "stream",
+    "method": "vnl", "update": "anchored", "lr": 1e-3, "statistics": "stream",
     "predict": "labels", "accuracy": 0.8125, "nll": 0.61234, "worst": 0.7, "chosen": True,
 }  # fmt: skip
 

@@ -1,3 +1,4 @@
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -39,21 +40,25 @@ def untrained(spec: ModelSpec) -> Trained:
 
 @pytest.mark.parametrize("count", range(2, 8))
 @pytest.mark.parametrize("leave_out", [0, 1, 2, 3])
-def test_every_domain_is_left_out_equally_often(count: int, leave_out: int) -> None:
+def test_every_domain_is_left_out_once_and_no_model_more_than_it_takes(count: int, leave_out: int) -> None:
     size = leave_out or (2 if count >= 4 else 1)
     if size >= count:
         with pytest.raises(ConfigError, match=f"cannot leave out {size} of {count}"):
             folds(count, leave_out)
         return
     made = folds(count, leave_out)
-    assert len(made) == count
+    assert len(made) == math.ceil(count / size)
     assert all(len(set(fold)) == size for fold in made)
-    assert Counter(position for fold in made for position in fold) == dict.fromkeys(range(count), size)
+    often = Counter(position for fold in made for position in fold)
+    assert set(often) == set(range(count))
+    assert max(often.values()) <= 2
+    assert often[count - 1] == 1
 
 
 def test_auto_leaves_out_one_of_three_and_two_of_four() -> None:
     assert folds(3, 0) == [(0,), (1,), (2,)]
-    assert folds(4, 0) == [(0, 1), (1, 2), (2, 3), (0, 3)]
+    assert folds(4, 0) == [(0, 1), (2, 3)]
+    assert folds(5, 0) == [(0, 1), (2, 3), (0, 4)]
 
 
 def test_the_refusal_is_one_line() -> None:
@@ -221,7 +226,7 @@ def test_a_left_out_model_is_never_given_what_it_goes_without(
     monkeypatch.setattr(training, "left_out_streams", spy_streams)
     train(spec, sources, TRAINING, CHOOSING)
     assert [source.name for source in given[0]] == ["d0", "d1", "d2", "d3"]
-    assert len(given) == 1 + len(kept) == 5
+    assert len(given) == 1 + len(kept) == 3
     for seen, fold in zip(given[1:], kept, strict=True):
         assert {source.name for source in [*seen, *fold.left_out]} == {"d0", "d1", "d2", "d3"}
         assert len(seen) == len(fold.left_out) == 2

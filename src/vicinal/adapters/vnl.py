@@ -1,16 +1,17 @@
-"""vnl: anchored out-of-fold neighbor labels on stream statistics, the default method.
+"""vnl: entropy held to the class shares of out-of-fold neighbor labels, on stream statistics; the default.
 
 Departs from the paper in five ways, each measured (docs/experiments.md): phi is fitted on predictions of
-models that never saw the domain it labels; the labels that teach the model come from a frozen source model,
-the anchor, so that the model cannot run away from itself; after each step the model goes back toward the
-source a little, so that a long stream does not carry it away; predictions run on stream statistics; and the
-updated model's batch is predicted by neighbor labels of its own. Which of these is used was chosen on
-left-out domains.
+models that never saw the domain it labels; the labels come from a frozen source model, the anchor, and teach
+the model how frequent the classes are, not which image is which, where it soon knows better; after each step
+the model goes back toward the source a little; predictions run on stream statistics; and the updated model's
+batch is predicted by neighbor labels of its own. Which of these is used was chosen on left-out domains.
 """
 
 import copy
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -21,10 +22,12 @@ from vicinal.adapters.passes import as_logits, optimizer_for, predict, update
 from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
 from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError, ConfigError
-from vicinal.functional.losses import prediction_entropy, soft_cross_entropy
+from vicinal.functional.losses import prediction_entropy, share_divergence, soft_cross_entropy
 from vicinal.models.inference import StreamInferenceNet
 
-Update = Literal["anchored", "entropy", "none"]
+Update = Literal["marginal", "anchored", "entropy", "none"]
+UPDATES = get_args(Update)
+WITH_ANCHOR = ("marginal", "anchored")
 
 
 @dataclass(frozen=True)
@@ -33,18 +36,22 @@ class VnlSettings(Settings):
 
     statistics: StatisticsConfig = field(default_factory=StatisticsConfig)
     predict: Predict = "labels"
-    pull: float = 0.02  # see docs/experiments.md, section 14
-    update: Update = "anchored"  # anchored labels plus entropy, entropy alone, or no update
-    anchor_weight: float = 1.0  # weight of the cross-entropy with the anchor's labels
-    entropy_weight: float = 1.0  # weight of the entropy of the model's own predictions
-    follow: float = 0.0  # how far the anchor moves toward the model after each batch
+    pull: float = 0.005  # see docs/experiments.md, sections 14 and 21
+    # Entropy with the anchor's class shares, with its labels, or alone; or no update.
+    update: Update = "marginal"
+    entropy_weight: float = 1.0  # of the entropy of the model's own predictions
+    marginal_weight: float = 3.0  # of the divergence of their class shares from the anchor's
+    window: float = 60.0  # images over which these shares are averaged
+    anchor_weight: float = 1.0  # of the cross-entropy with the anchor's labels
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.update not in ("anchored", "entropy", "none"):
-            raise ConfigError(f"unknown update '{self.update}': choose from anchored, entropy, none")
-        if not 0 <= self.follow < 1 or self.anchor_weight < 0 or self.entropy_weight < 0:
-            raise ConfigError("vnl needs weights of at least 0 and follow of at least 0 and below 1")
+        if self.update not in UPDATES:
+            raise ConfigError(f"unknown update '{self.update}': choose from {', '.join(UPDATES)}")
+        if min(self.entropy_weight, self.marginal_weight, self.anchor_weight) < 0:
+            raise ConfigError("vnl needs weights of at least 0")
+        if not self.window > 0:
+            raise ConfigError(f"vnl needs a window of more than 0 images, not {self.window}")
 
 
 @register(
@@ -58,31 +65,38 @@ class VnlSettings(Settings):
     ),
 )
 class Vnl(Adapter):
-    """Anchored out-of-fold neighbor labels on stream statistics: the default.
+    """Entropy held to the class shares of out-of-fold neighbor labels, on stream statistics: the default.
 
-    Loss: entropy_weight H(p) + anchor_weight CE(y_anchor, p), y_anchor the neighbor labels of a frozen source
-    model; after a step theta <- theta + pull (theta_s - theta). Whether it updates at all, the step size, and
-    whether own output or labels predict were chosen on left-out source domains. Prediction after the update.
+    Loss: entropy_weight H(p) + marginal_weight KL[pi || p_bar], pi and p_bar the classes' shares along the
+    stream in the neighbor labels of a frozen source model, the anchor, and in the model's predictions; with
+    update="anchored" entropy_weight H(p) + anchor_weight CE(y_anchor, p). After a step theta <- theta + pull
+    (theta_s - theta). Whether it updates at all, the step size, and whether own output or labels predict were
+    chosen on left-out source domains. Prediction after the update.
     """
 
     steady = True
     predicts = ("own", "labels")
     settings: VnlSettings
+    expected: Tensor  # the classes' shares along the stream in the anchor's labels, with update="marginal"
+    predicted: Tensor  # and in the model's predictions
 
     def prepare(self, source: Trained) -> None:
         """Set up the anchor, the labelers of anchor and model, and the optimizer."""
         head = self.model.linear
         if self.settings.predict == "labels":
             self.labeler = StreamLabeler(fitted(source.predict_phi), head)
-        if self.settings.update == "anchored":
+        if self.settings.update in WITH_ANCHOR:
             self.anchor = copy.deepcopy(self.model).eval().requires_grad_(False)
             self.anchor_norm = NormStatistics(self.anchor, self.settings.statistics)
             self.anchor_labeler = StreamLabeler(fitted(source.anchor_phi), head)
+        if self.settings.update == "marginal":
+            for name in ("expected", "predicted"):
+                self.register_buffer(name, torch.full_like(head.bias.detach(), 1 / len(head.bias)))
         if self.settings.update != "none":
             self.optimizer = optimizer_for(self)
 
     def adapt(self, x: Tensor) -> Tensor:
-        """Update toward the anchor's labels and a lower entropy, then predict by labels."""
+        """Update on the batch, then predict it by labels."""
         if self.settings.update != "none":
             self._learn(x)
         z, logits = predict(self, x)
@@ -94,18 +108,28 @@ class Vnl(Adapter):
         return as_logits(y_hat)
 
     def _learn(self, x: Tensor) -> None:
-        y_anchor = self._anchor_labels(x) if self.settings.update == "anchored" else None
+        held = self._held(x)
 
         def loss(z: Tensor, logits: Tensor) -> Tensor:
-            value = self.settings.entropy_weight * prediction_entropy(logits)
-            if y_anchor is not None:
-                value = value + self.settings.anchor_weight * soft_cross_entropy(logits, y_anchor)
-            return value
+            entropy = self.settings.entropy_weight * prediction_entropy(logits)
+            return entropy if held is None else entropy + held(logits)
 
         for _ in range(self.settings.steps):
-            update(self, x, loss)
-        if y_anchor is not None and self.settings.follow > 0:
-            self._move_anchor()
+            logits = update(self, x, loss)
+        if self.settings.update == "marginal":
+            self._join("predicted", logits.softmax(-1))
+
+    def _held(self, x: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """Return what holds the entropy, a function of the logits: the anchor's view of the batch."""
+        settings = self.settings
+        if settings.update not in WITH_ANCHOR:
+            return None
+        y_anchor = self._anchor_labels(x)
+        if settings.update == "anchored":
+            return lambda logits: settings.anchor_weight * soft_cross_entropy(logits, y_anchor)
+        self._join("expected", y_anchor)
+        shares, fade = (self.predicted, self.expected), self._fade(len(x))
+        return lambda logits: settings.marginal_weight * share_divergence(logits, *shares, fade)
 
     @torch.no_grad()
     def _anchor_labels(self, x: Tensor) -> Tensor:
@@ -118,10 +142,15 @@ class Vnl(Adapter):
         self.draws = self.anchor_labeler.draws
         return y_hat
 
+    def _fade(self, images: int) -> float:
+        """Return what is left of the shares after so many images."""
+        return math.exp(-images / self.settings.window)
+
     @torch.no_grad()
-    def _move_anchor(self) -> None:
-        targets = self.model.parameters()
-        torch._foreach_lerp_(list(self.anchor.parameters()), list(targets), self.settings.follow)
+    def _join(self, name: str, y: Tensor) -> None:
+        """Let a batch join the classes' shares along the stream."""
+        shares, fade = self.get_buffer(name), self._fade(len(y))
+        shares.copy_(fade * shares + (1 - fade) * y.mean(0))
 
 
 def fitted(phi: StreamInferenceNet | None) -> StreamInferenceNet:

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vicinal.adapters.contract import METHODS
 from vicinal.benchmarks.jobs import MeasureJob, Place, TrainJob, WeightsJob
-from vicinal.benchmarks.plan import SCALES, MeasureRun, Plan, TrainRun, key_of
+from vicinal.benchmarks.plan import MeasureRun, Plan, TrainRun, key_of, scales_of
 from vicinal.benchmarks.prepare import Settled, settle
 from vicinal.benchmarks.schedule import make_tasks
 from vicinal.data.catalog import DATASETS
@@ -159,7 +159,8 @@ class Cost:
         if left_out is None:
             return 0
         size = left_out.leave_out or (2 if self.sources >= 4 else 1)
-        return self.left_out_models * size * (left_out.stream_images or OWN_IMAGES)
+        streams = self.left_out_models * size * (1 + len(left_out.marginals) + len(left_out.hardenings))
+        return streams * (left_out.stream_images or OWN_IMAGES)
 
     @property
     def left_out_sets(self) -> list[Hashable]:
@@ -187,14 +188,14 @@ class Cost:
         one += self._over(self._validated() * config.iterations / config.validate_every, 256, 1.0)
         if left_out is None:
             return one
-        rules = 2 + (len(left_out.updates) + len(left_out.follow) - 2) * len(left_out.step_sizes)
+        rules = 2 + len(set(left_out.updates) - {"none"}) * len(left_out.step_sizes)
         played = self._over(rules * self.streamed, left_out.batch_size, passes_of("vnl"))
         return (1 + left_out_models) * one + played
 
     def choosing(self, method: str) -> float:
         """Seconds of choosing a step size."""
         size = 20 if self.settled.out_of_fold is None else self.settled.out_of_fold.batch_size
-        return self._over(len(SCALES) * self.streamed, size, passes_of(method))
+        return self._over(len(scales_of(self.run.request)) * self.streamed, size, passes_of(method))
 
     def measuring(self, run: MeasureRun) -> float:
         """Seconds of a method over the streams of its targets."""

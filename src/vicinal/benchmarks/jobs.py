@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from vicinal.adapters.contract import adapt
 from vicinal.benchmarks.compare import Result, compare
-from vicinal.benchmarks.plan import FIXED, OUT_OF_FOLD, SCALES, MeasureRun, TrainRun, key_of
+from vicinal.benchmarks.plan import FIXED, OUT_OF_FOLD, MeasureRun, TrainRun, key_of, scales_of
 from vicinal.benchmarks.prepare import Prepared, load_for, prepare_training, settle
 from vicinal.benchmarks.store import Store
 from vicinal.benchmarks.workers import Desk
@@ -136,7 +136,8 @@ class ChooseJob:
         """Try every multiple of the method's own step size."""
         desk.say(f"step size of {self.method}", 0, 1)
         streams = desk.keep("streams", self.run.key, lambda: self._streams(desk))
-        made = choose_step_size(streams, self.method, SCALES, (self.kind,), self.given)
+        scales = scales_of(self.run.request)
+        made = choose_step_size(streams, self.method, scales, (self.kind,), self.given)
         self.path.parent.mkdir(exist_ok=True)
         with _lock(self.path):
             _write(self.path, {**_read(self.path), **made})
@@ -254,7 +255,7 @@ def _selection(run: MeasureRun) -> str:
     if run.entry.method in OUT_OF_FOLD:
         how = "rule and step size on left-out source domains"
     elif run.chooses:
-        multiples = ", ".join(f"{scale:g}" for scale in SCALES)
+        multiples = ", ".join(f"{scale:g}" for scale in run.about["step_sizes"])
         how = f"step size on left-out source domains, {multiples} times the method's own"
     elif "lr" in run.entry.options:
         how = "step size given"

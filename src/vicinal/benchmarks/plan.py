@@ -28,8 +28,6 @@ DIGITS = 16  # of a key
 FIXED = ("erm", "bn", "labels", "lame", "t3a", "vnl", "single_sample", "memo")
 # Their phi is fitted, and their rule chosen, on left-out domains.
 OUT_OF_FOLD = ("vnl", "labels")
-# Multiples of a method's own step size among which left-out domains choose.
-SCALES = (0.1, 1.0, 10.0)
 # What --quick means where a spec does not say.
 QUICK: dict[str, dict[str, Any]] = {
     "training": {"iterations": 8},
@@ -201,6 +199,13 @@ def chooses_step_size(row: Row) -> bool:
     return row.method not in FIXED and "lr" not in row.options
 
 
+def scales_of(request: TrainRequest) -> tuple[float, ...]:
+    """Return the multiples of its own step size that every method may choose from: its own, and vnl's."""
+    left_out = settle(request).out_of_fold
+    sizes = () if left_out is None else left_out.step_sizes
+    return tuple(sorted({1.0, *(round(size / METHODS["vnl"].defaults.lr, 6) for size in sizes)}))
+
+
 def _left_out(setting: Setting, rows: Sequence[Row]) -> dict[str, Any] | None:
     """Return the out-of-fold options that the rows on one model need; None: no left-out models at all."""
     if setting.out_of_fold is None:
@@ -280,7 +285,7 @@ def _measure(
         "method": row.method,
         "settings": asdict(configure(METHODS[row.method].defaults, options)),
         "given": sorted(options),
-        "step_sizes": list(SCALES) if chooses else None,
+        "step_sizes": list(scales_of(trained.request)) if chooses else None,
         "stream": stream.kind,
         "alpha": stream.alpha if stream.kind == "label_shift" else None,
         "batch_size": stream.batch_size,

@@ -20,14 +20,12 @@ from vicinal.adapters.statistics import KINDS
 from vicinal.adapters.vnl import Vnl, VnlSettings
 from vicinal.functional.losses import label_cross_entropy
 from vicinal.models.inference import StreamInferenceNet
-from vicinal.training.config import OutOfFoldConfig
+from vicinal.training.config import UPDATES, OutOfFoldConfig
 from vicinal.training.fit_phi import fit_phi
 from vicinal.training.left_out import LeftOutStream, Lesson, play_all, predict_all
 from vicinal.training.loop import StoppedError
 from vicinal.training.progress import Progress, StopRequest
 from vicinal.types import Head
-
-SAFEST_FIRST = ("none", "anchored", "entropy")
 
 
 class Scores(NamedTuple):
@@ -45,7 +43,6 @@ class Row:
     method: str
     update: str
     lr: float
-    follow: float
     statistics: str
     predict: str
     accuracy: float
@@ -139,13 +136,13 @@ def _level(rows: Sequence[Row], tolerance: float) -> list[Row]:
     return [row for row in rows if row.accuracy >= best - tolerance]
 
 
-def _risk(row: Row) -> tuple[int, float, float]:
+def _risk(row: Row) -> tuple[int, float]:
     """Return what ranks level rules: the one that can go wrong least, then the lowest NLL.
 
-    No update cannot drift; anchored labels hold the model to the source, the less the more the anchor follows
-    it; entropy alone is held by nothing.
+    No update cannot drift; the anchor's shares and labels hold the model to the source; entropy alone is held
+    by nothing. Shares before labels: on long streams they hold as well and are less in the way.
     """
-    return SAFEST_FIRST.index(row.update), row.follow, row.nll
+    return UPDATES.index(row.update), row.nll
 
 
 def _fit_on_still_models(
@@ -180,7 +177,7 @@ def _try_baseline(method: str, settings: Settings, streams: Sequence[LeftOutStre
 
 def _collect(rows: Sequence[Row], final: Row) -> tuple[dict[str, dict[str, dict[str, Any]]], list[Row]]:
     """Return the options of every method by kind of statistics, and the rows with each choice marked."""
-    rule = {"update": final.update, "lr": final.lr, "follow": final.follow, "predict": final.predict}
+    rule = {"update": final.update, "lr": final.lr, "predict": final.predict}
     best = _best_step_sizes([row for row in rows if row.method != "vnl"])
     marked = [
         replace(row, chosen=row.chosen or best.get(row.method, {}).get(row.statistics) == {"lr": row.lr})
@@ -206,15 +203,12 @@ def _candidates(config: OutOfFoldConfig) -> list[VnlSettings]:
         if update == "none":
             made.append(VnlSettings(update="none", predict="own"))
             continue
-        for lr in config.step_sizes:
-            for follow in config.follow if update == "anchored" else (0.0,):
-                made.append(VnlSettings(update=update, predict="own", lr=lr, follow=follow))
+        made += [VnlSettings(update=update, predict="own", lr=lr) for lr in config.step_sizes]
     return made
 
 
 def _row(method: str, update: str, settings: Settings, scores: Scores) -> Row:
-    follow = settings.follow if isinstance(settings, VnlSettings) else 0.0
-    return Row(method, update, settings.lr, follow, settings.statistics.kind, settings.predict, *scores)
+    return Row(method, update, settings.lr, settings.statistics.kind, settings.predict, *scores)
 
 
 def _scores(streams: Sequence[LeftOutStream], probabilities: Sequence[Tensor]) -> Scores:

@@ -9,7 +9,7 @@ from vicinal.data.transforms import HARDENINGS
 from vicinal.errors import ConfigError, UnknownNameError
 from vicinal.models.classifier import PRECISIONS
 
-UPDATES = ("none", "entropy", "anchored")
+UPDATES = ("none", "marginal", "anchored", "entropy")  # from what can go wrong least to what can most
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,7 @@ class OutOfFoldConfig:
     posterior_weight: float = 0.0
     kl_weight: float = 0.0
     step_sizes: tuple[float, ...] = (3e-4, 1e-3, 2e-3)
-    follow: tuple[float, ...] = (0.0,)  # how far the anchor moves toward the model after each batch
-    updates: tuple[Literal["none", "entropy", "anchored"], ...] = ("none", "entropy", "anchored")
+    updates: tuple[Literal["none", "marginal", "anchored", "entropy"], ...] = ("none", "marginal")
     tolerance: float = 0.005  # accuracies this close count as level: the safer rule is taken
     baselines: tuple[str, ...] = ("soft", "hard", "probabilistic")
 

@@ -38,16 +38,17 @@ class LeftOutStream:
 def folds(count: int, leave_out: int) -> list[tuple[int, ...]]:
     """Return, for each left-out model, the positions of the domains it goes without.
 
-    Every model goes without `leave_out` neighbors in the list of domains (which wraps around), so that each
-    domain is left out `leave_out` times. With many sources one domain less is hardly a shift: 0 means two for
-    four sources or more, one for fewer.
+    Every model goes without `leave_out` neighbors in the list of domains, which wraps around: each domain is
+    left out once, the first ones once more where the count does not come out even. With many sources one
+    domain less is hardly a shift: 0 means two for four sources or more, one for fewer.
     """
     size = leave_out or (2 if count >= 4 else 1)
     if size >= count:
         raise ConfigError(
             f"cannot leave out {size} of {count} source domains: leave at least one to train on"
         )
-    return [tuple(sorted((start + step) % count for step in range(size))) for start in range(count)]
+    starts = range(0, count, size)
+    return [tuple(sorted((start + step) % count for step in range(size))) for start in starts]
 
 
 def left_out_streams(every: Sequence[Fold], config: OutOfFoldConfig, seed: int) -> list[LeftOutStream]:

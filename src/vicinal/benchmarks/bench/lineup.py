@@ -54,7 +54,7 @@ def adapter_cases(shape: Shape, device: torch.device) -> list[Case]:
             goals.TENT + ", predicted after", "tent", shape, device, parameters="all", predict="own"
         ),
         adapter_case(goals.VNL, "vnl", shape, device, update="entropy"),
-        adapter_case(goals.ANCHORED, "vnl", shape, device, update="anchored"),
+        adapter_case(goals.ANCHORED, "vnl", shape, device, update="marginal"),
     ]
 
 

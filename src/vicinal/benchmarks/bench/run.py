@@ -67,7 +67,7 @@ class Bench:
         for group, cases in goal_groups(self.scale, self.device):
             self._measure("goals", group, cases, self.scale.rounds, rates)
         self._once("goals", "loop", goals.LOOP, self.scale.shape, self._loop)
-        for name, update in ((goals.STREAM, "anchored"), (goals.STREAM_FREE, "entropy")):
+        for name, update in ((goals.STREAM, "marginal"), (goals.STREAM_FREE, "entropy")):
             self._once("goals", "stream", name, self.scale.shape, partial(self._stream, update))
 
     def _loop(self) -> Found:
