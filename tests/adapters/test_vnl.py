@@ -14,7 +14,7 @@ from vicinal.adapters.vnl import VnlSettings
 from vicinal.errors import AdapterError, ConfigError
 
 LR, SEED, DRAWS = 1e-3, 3, 3
-PULL, MARGINAL_WEIGHT = 0.005, 3.0  # the defaults
+HORIZON, MARGINAL_WEIGHT = 1000, 3.0  # the defaults
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -117,12 +117,11 @@ class SlowVnl:
         self.model = stream.model if stream else copy.deepcopy(source.model).train(on_batch)
         self.look = stream.look if stream else self.model
         self.anchor = copy.deepcopy(source.model).train(on_batch)
-        self.home = [value.detach().clone() for value in source.model.parameters()]
         self.generator = torch.Generator().manual_seed(SEED)
         self.anchor_labeler = SlowLabeler(source.anchor_phi, self.generator, DRAWS)
         self.labeler = SlowLabeler(source.predict_phi, self.generator, DRAWS)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=LR)
-        classes = len(source.model.head.bias)
+        self.seen, classes = 0, len(source.model.head.bias)
         self.expected = self.predicted = torch.full((classes,), 1 / classes)
 
     def step(self, x: Tensor, steps: int, kind: str, weight: float, entropy_weight: float) -> Tensor:
@@ -151,11 +150,10 @@ class SlowVnl:
                 loss = loss + weight * sum(e * (e / p).log() for e, p in pairs) / (1 - fade)
             self.optimizer.zero_grad()
             loss.backward()
+            self.optimizer.param_groups[0]["lr"] = LR / (1 + self.seen / HORIZON)
             self.optimizer.step()
-            with torch.no_grad():
-                for value, home in zip(self.model.parameters(), self.home, strict=True):
-                    value.copy_((1 - PULL) * value + PULL * home)
         self.predicted = shares.detach()
+        self.seen += len(x)
 
 
 def vnl(source: Any, **options: Any) -> Any:
@@ -254,7 +252,7 @@ def test_without_update_and_labels_it_is_bn(make_source: Any, images: Any, kind:
 def test_entropy_alone_is_soft(make_source: Any, images: Any, kind: str) -> None:
     source = make_source()
     adapter = vnl(source, update="entropy", predict="own", statistics=kind)
-    soft = adapt(source, "soft", statistics=kind, lr=LR, pull=PULL)
+    soft = adapt(source, "soft", statistics=kind, lr=LR, horizon=HORIZON)
     for seed, count in enumerate((7, 1, 5)):
         assert torch.equal(adapter(images(count, seed)), soft(images(count, seed)))
     assert not hasattr(adapter, "anchor")

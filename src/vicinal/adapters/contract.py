@@ -66,6 +66,9 @@ class Settings:
     # How far what is updated goes back toward the source after each update. Updates without end can carry a
     # model anywhere, at any step size; this bounds how far, so that a long stream is like a short one.
     pull: float = 0.0
+    # Images after which a step is half as long: lr / (1 + seen / horizon); None: all steps are alike. Short
+    # steps average noise out, and what was chosen on a short stream then holds on a long one.
+    horizon: float | None = None
     num_samples: int = 10  # draws of w, or of one-hot labels
     augment: Augment | AugMix | None = None  # the update's view; labels and predictions use the clean one
     episodic: bool = False  # back to the source before every batch
@@ -90,6 +93,8 @@ class Settings:
                 "an adapter needs steps of at least 1, num_samples of at least 0, "
                 "momentum and pull of at least 0 and below 1"
             )
+        if self.horizon is not None and not self.horizon > 0:
+            raise ConfigError(f"a horizon is a number of images above 0, or None; not {self.horizon!r}")
 
 
 class Adapter(nn.Module, ABC):
@@ -108,6 +113,7 @@ class Adapter(nn.Module, ABC):
     # the way, all that is kept is a tensor written in place. Such a step can be recorded.
     steady = False
     model: Classifier | Wrapped
+    seen: Tensor  # images so far; a tensor, since a recorded step must count them too
 
     def __init__(self, source: Trained, settings: Settings, inplace: bool = False) -> None:
         super().__init__()
@@ -139,6 +145,7 @@ class Adapter(nn.Module, ABC):
         device = next(self.model.parameters()).device
         self.generator = torch.Generator(device=device).manual_seed(settings.seed)
         self.recorder = Recorder((self.generator,))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.double, device=device))
         self.prepare(source)
         # What state_dict hands out must not change when the stream goes on.
         self.register_state_dict_post_hook(_cut_off)  # type: ignore[no-untyped-call]
@@ -172,6 +179,7 @@ class Adapter(nn.Module, ABC):
         self.observed = None
         with torch.enable_grad():
             made = {"logits": self.adapt(x).detach()}
+        self.seen += len(x)
         if self.draws is not None:
             made["draws"] = self.draws
         if self.observed is not None:

@@ -64,14 +64,33 @@ def take_step(adapter: Adapter) -> None:
     """Take the optimizer's step, then go back toward the source: theta <- theta + pull (theta_s - theta).
 
     With steps of about `lr` a parameter then stays within lr / pull of the source, however long the stream.
+    With a horizon, lr is lr / (1 + seen / horizon).
     """
     assert adapter.optimizer is not None
-    adapter.optimizer.step()
+    if adapter.settings.horizon is None:
+        adapter.optimizer.step()
+    else:
+        _shortened_step(
+            adapter.optimizer, adapter.settings.horizon / (adapter.settings.horizon + adapter.seen)
+        )
     if adapter.settings.pull:
         updated = {id(value) for group in adapter.optimizer.param_groups for value in group["params"]}
         moving = {name: value for name, value in adapter.named_parameters() if id(value) in updated}
         home = [adapter.initial_state[name] for name in moving]
         torch._foreach_lerp_(list(moving.values()), home, adapter.settings.pull)
+
+
+def _shortened_step(optimizer: torch.optim.Optimizer, share: Tensor) -> None:
+    """Take a share of an optimizer's step: theta + share (step(theta) - theta).
+
+    For any optimizer this is a step size of that share, and a recorded step can take another each time.
+    """
+    values = [value for group in optimizer.param_groups for value in group["params"]]
+    before = torch._foreach_mul(values, 1.0)
+    optimizer.step()
+    torch._foreach_sub_(values, before)
+    torch._foreach_mul_(values, share.to(values[0].dtype))
+    torch._foreach_add_(values, before)
 
 
 def update_and_predict(adapter: Adapter, x: Tensor, loss: Loss) -> Tensor:

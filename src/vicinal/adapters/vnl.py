@@ -2,9 +2,9 @@
 
 Departs from the paper in five ways, each measured (docs/experiments.md): phi is fitted on predictions of
 models that never saw the domain it labels; the labels come from a frozen source model, the anchor, and teach
-the model how frequent the classes are, not which image is which, where it soon knows better; after each step
-the model goes back toward the source a little; predictions run on stream statistics; and the updated model's
-batch is predicted by neighbor labels of its own. Which of these is used was chosen on left-out domains.
+the model how frequent the classes are, not which image is which, where it soon knows better; steps become
+shorter along the stream; predictions run on stream statistics; and the updated model's batch is predicted by
+neighbor labels of its own. Which of these is used was chosen on left-out domains.
 """
 
 import copy
@@ -36,7 +36,7 @@ class VnlSettings(Settings):
 
     statistics: StatisticsConfig = field(default_factory=StatisticsConfig)
     predict: Predict = "labels"
-    pull: float = 0.005  # see docs/experiments.md, sections 14 and 21
+    horizon: float | None = 1000.0
     # Entropy with the anchor's class shares, with its labels, or alone; or no update.
     update: Update = "marginal"
     entropy_weight: float = 1.0  # of the entropy of the model's own predictions
@@ -69,9 +69,9 @@ class Vnl(Adapter):
 
     Loss: entropy_weight H(p) + marginal_weight KL[pi || p_bar], pi and p_bar the classes' shares along the
     stream in the neighbor labels of a frozen source model, the anchor, and in the model's predictions; with
-    update="anchored" entropy_weight H(p) + anchor_weight CE(y_anchor, p). After a step theta <- theta + pull
-    (theta_s - theta). Whether it updates at all, the step size, and whether own output or labels predict were
-    chosen on left-out source domains. Prediction after the update.
+    update="anchored" entropy_weight H(p) + anchor_weight CE(y_anchor, p). Steps of lr / (1 + seen / horizon)
+    after so many images. Whether it updates at all, the step size, and whether own output or labels predict
+    were chosen on left-out source domains. Prediction after the update.
     """
 
     steady = True
