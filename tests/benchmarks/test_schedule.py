@@ -108,6 +108,20 @@ def test_a_worker_stays_with_the_model_it_has_at_hand(tmp_path: Path) -> None:
         assert sum(a != b for a, b in pairwise(models)) <= 1
 
 
+def test_a_worker_stays_with_the_images_it_has_at_hand(tmp_path: Path) -> None:
+    """Two algorithms and four seeds on two workers: each seed's images are loaded once, or once by each."""
+    meta = (Row("VNL, meta", "vnl", algorithm="meta"), Row("Soft, meta", "soft", algorithm="meta"))
+    crew = Pretenders(2)
+    run(crew, tasks_of(tmp_path, replace(SPEC, seeds=4, rows=(*ROWS, *meta))))
+    loaded = 0
+    for number in (0, 1):
+        seeds = [
+            job.run.seed for worker, job in crew.given if worker == number and not isinstance(job, WeightsJob)
+        ]
+        loaded += 1 + sum(a != b for a, b in pairwise(seeds))
+    assert 4 <= loaded <= 8
+
+
 def test_what_is_on_disk_is_not_done_again(tmp_path: Path) -> None:
     place, made = Place(tmp_path), plan(SPEC)
     first, second = made.trainings

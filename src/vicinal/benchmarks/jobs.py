@@ -200,11 +200,18 @@ def _prepared(run: TrainRun, place: Place, desk: Desk) -> Prepared:
     def decoding(done: int, total: int) -> None:
         desk.say("reading images", done, total)
 
-    # Trainings that differ in the algorithm alone, and the measurements on their models, share the images.
-    images = {name: run.about[name] for name in ("data", "data_options", "preprocessing")}
-    key = json.dumps([images, run.seed], sort_keys=True)
-    data = desk.keep("data", key, lambda: load_for(request, decoding))
+    data = desk.keep("data", images_of(run), lambda: load_for(request, decoding))
     return prepare_training(request, data=data)
+
+
+def images_of(run: TrainRun) -> str:
+    """Return what a training's images are known by.
+
+    Trainings that differ in the algorithm or in their domains alone, and the measurements on their models,
+    share them.
+    """
+    about = {name: run.about[name] for name in ("data", "data_options", "preprocessing")}
+    return json.dumps([about, run.seed], sort_keys=True)
 
 
 def _with_choice(trained: Trained, choice: ChooseJob | None) -> Trained:

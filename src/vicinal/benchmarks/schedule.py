@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from vicinal.benchmarks.jobs import ChooseJob, MeasureJob, Place, TrainJob, WeightsJob
+from vicinal.benchmarks.jobs import ChooseJob, MeasureJob, Place, TrainJob, WeightsJob, images_of
 from vicinal.benchmarks.plan import MeasureRun, Plan, TrainRun
 from vicinal.benchmarks.workers import Crew
 
@@ -33,6 +33,7 @@ class Task:
     job: Job
     name: str
     model: str
+    images: str  # what the images it works on are known by
     rank: int  # the lower, the sooner
     waiting: list["Task"] = field(default_factory=list)
 
@@ -45,7 +46,7 @@ class Shift:
         self.crew, self.listen = crew, listen
         self.ready = [task for task in tasks if id(task) not in later]
         self.doing: dict[int, Task] = {}
-        self.last: dict[int, str] = {}  # the model a worker has at hand
+        self.last: dict[int, Task] = {}  # whose images and model a worker has at hand
         self.failures: list[Failure] = []
         self.total = {kind: sum(kind_of(task) == kind for task in tasks) for kind in KINDS}
         self.done = dict.fromkeys(KINDS, 0)
@@ -73,13 +74,25 @@ class Shift:
         return self.failures
 
     def _next(self, worker: int) -> Task:
-        """Return the most urgent task, rather one on the model that the worker has at hand."""
-        task = min(self.ready, key=lambda one: (one.rank, one.model != self.last.get(worker)))
+        """Return the most urgent task, first of all one on the images that the worker has at hand.
+
+        Loading them takes as long as a short stream; of equally urgent tasks, the one on the same model.
+        """
+        last = self.last.get(worker)
+
+        def order(one: Task) -> tuple[bool, int, bool]:
+            return (
+                last is None or one.images != last.images,
+                one.rank,
+                last is None or one.model != last.model,
+            )
+
+        task = min(self.ready, key=order)
         self.ready.remove(task)
         return task
 
     def _begin(self, worker: int, task: Task) -> None:
-        self.doing[worker], self.last[worker] = task, task.model
+        self.doing[worker] = self.last[worker] = task
         self.listen(f"worker {worker + 1}", task.name, 0, 1)
         self.crew.give(worker, task.job)
 
@@ -117,22 +130,23 @@ def make_tasks(plan: Plan, place: Place, done: Collection[tuple[str, str]]) -> l
     }
     tasks: dict[Any, Task] = {}
 
-    def task(job: Job, name: str, model: str, rank: int) -> Task:
-        return tasks.setdefault(job_key(job), Task(job, name, model, rank))
+    def task(job: Job, name: str, model: str, images: str, rank: int) -> Task:
+        return tasks.setdefault(job_key(job), Task(job, name, model, images, rank))
 
     for run in measures.values():
         training = by_key[run.model]
+        images = images_of(training)
         job = MeasureJob(run, training, place)
-        chain = [task(job, f"{run.entry.method}, {_words(training)}", run.model, run_rank(run))]
+        chain = [task(job, f"{run.entry.method}, {_words(training)}", run.model, images, run_rank(run))]
         if job.choice is not None and job.choice.chosen is None:
             name = f"{run.entry.method} ({job.choice.kind}), {_words(training)}"
-            chain.append(task(job.choice, name, run.model, 2))
+            chain.append(task(job.choice, name, run.model, images, 2))
         train_job = TrainJob(training, place)
         if not train_job.done:
-            chain.append(task(train_job, _words(training), run.model, 4))
+            chain.append(task(train_job, _words(training), run.model, images, 4))
             if train_job.weights is not None:
                 name = f"weights of {train_job.weights.backbone}"
-                chain.append(task(train_job.weights, name, "", 3))
+                chain.append(task(train_job.weights, name, "", "", 3))
         for after, before in pairwise(chain):
             if after not in before.waiting:
                 before.waiting.append(after)
