@@ -148,6 +148,26 @@ class Script:
             self.guarded(images(6, seed=self.guarded.steps_taken))
 
 
+@pytest.mark.parametrize("snapshots", [0, 2])
+def test_going_back_never_lengthens_steps_that_shorten_along_the_stream(
+    make_source: Any, images: Any, snapshots: int
+) -> None:
+    lr, horizon = 1e-2, 10.0
+    config = GuardConfig(spacing=1, interval=1, snapshots=2)
+    guarded = Guarded(adapt(make_source(), "soft", lr=lr, horizon=horizon), config)
+    for seed in range(6):
+        guarded(images(6, seed=seed))
+    guarded.snapshots = guarded.snapshots[:snapshots]
+    adapter = guarded.adapter
+
+    def length() -> float:
+        return float(adapter.optimizer.param_groups[0]["lr"] / (1 + adapter.seen / horizon))
+
+    before = length()
+    guarded._go_back()
+    assert length() == pytest.approx(before / 2)
+
+
 def test_alarms_warn_then_roll_back_further_and_further_then_let_it_rest(
     monkeypatch: pytest.MonkeyPatch, make_source: Any, images: Any
 ) -> None:

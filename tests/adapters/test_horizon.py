@@ -62,7 +62,7 @@ def test_a_reset_forgets_how_much_was_seen(make_source: Any, images: Any) -> Non
     assert torch.equal(adapter(images(6)), first)
 
 
-@pytest.mark.parametrize("horizon", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("horizon", [0.0, -1.0, float("nan"), float("inf")])
 def test_it_is_a_number_of_images(horizon: float) -> None:
     with pytest.raises(ConfigError, match="horizon"):
         Settings(horizon=horizon)

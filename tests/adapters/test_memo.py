@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import vicinal.adapters.memo  # noqa: F401  registers the method
 from vicinal.adapters.contract import adapt
+from vicinal.adapters.memo import MemoSettings
 from vicinal.data.augment import Augment
 from vicinal.data.augmix import AugMix
 from vicinal.errors import ConfigError
@@ -121,3 +121,9 @@ def test_images_do_not_see_each_other(make_source: Any, images: Any) -> None:
 def test_settings_out_of_range_are_refused(make_source: Any, wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="memo needs"):
         adapt(make_source(), "memo", **wrong)
+
+
+def test_steps_that_shorten_along_the_stream_need_a_stream() -> None:
+    with pytest.raises(ConfigError, match="anew with every image"):
+        MemoSettings(horizon=100.0)
+    assert MemoSettings(horizon=100.0, online=True).horizon == 100.0

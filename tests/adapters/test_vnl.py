@@ -356,6 +356,7 @@ def test_a_model_without_an_out_of_fold_phi_is_refused_only_where_it_is_needed(
         {"update": "Anchored"},
         {"marginal_weight": -1.0},
         {"window": 0.0},
+        {"window": math.inf},
         {"anchor_weight": -1.0},
         {"entropy_weight": -1.0},
         {"predict": "both"},

@@ -53,7 +53,8 @@ class Case:
         """Return a fresh adapter; its steps are long enough to move logits by more than rounding."""
         if self.net == "small_none" and METHODS[self.method].defaults.parameters == "norm":
             options = {"parameters": "all", **options}  # it says so itself where there is no such layer
-        told = {"lr": 1e-2, "num_samples": 3, **CHOOSY.get(self.method, {}), **options}
+        lr = 1e-3 if self.net == "small_none" else 1e-2  # without normalization layers logits run away
+        told = {"lr": lr, "num_samples": 3, **CHOOSY.get(self.method, {}), **options}
         return adapt(source or self.source(), self.method, **told)
 
     def images(self, count: int, seed: int = 0) -> Tensor:

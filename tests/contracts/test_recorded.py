@@ -63,3 +63,24 @@ def test_it_predicts_as_it_does_unrecorded(
     assert len(eager) in (len(batches) + 6, len(batches) + 9)
     for a, b in zip(eager, recorded, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-2)  # a GPU adds up in any order
+
+
+def test_a_recorded_step_counts_the_images_it_has_seen(
+    make_case: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A count frozen into the recording would leave all steps of a horizon alike."""
+    case = make_case("soft", "small")
+    source, batches = on_gpu(case.source()), [batch.cuda() for batch in case.stream(*[6] * 8)]
+    moved = []
+    for warm_up in (EAGER, 1):
+        monkeypatch.setattr(graphs, "WARM_UP", warm_up)
+        adapter = case.adapt(source, lr=1e-2, horizon=5.0)
+        for batch in batches:
+            adapter(batch)
+        assert float(adapter.seen) == 48
+        pairs = zip(adapter.model.parameters(), source.model.parameters(), strict=True)
+        moved.append(torch.stack([(a - b).detach().norm() for a, b in pairs]))
+        adapter.reset()
+        assert float(adapter.seen) == 0
+    assert adapter.recorder.recordings == 1
+    torch.testing.assert_close(moved[0], moved[1], rtol=0.05, atol=1e-4)

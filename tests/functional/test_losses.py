@@ -209,5 +209,5 @@ def test_a_class_that_vanished_is_called_back() -> None:
     predicted, expected = torch.tensor([0.0, 0.5, 0.5]), torch.full((3,), 1 / 3)
     (gradient,) = torch.autograd.grad(share_divergence(logits, predicted, expected, 0.7), logits)
     assert gradient.isfinite().all()
-    # As strongly as if it were still there: pi over six images, the average being the batch's own.
+    # pi over six images and the batch's share of the average: nothing else is left in it.
     torch.testing.assert_close(gradient[:, 0], torch.full((6,), -1 / (3 * 6 * (1 - 0.7))))

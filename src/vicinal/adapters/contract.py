@@ -67,7 +67,7 @@ class Settings:
     # model anywhere, at any step size; this bounds how far, so that a long stream is like a short one.
     pull: float = 0.0
     # Images after which a step is half as long: lr / (1 + seen / horizon); None: all steps are alike. Short
-    # steps average noise out, and what was chosen on a short stream then holds on a long one.
+    # steps average noise out, and a long stream then carries a model little further than a short one.
     horizon: float | None = None
     num_samples: int = 10  # draws of w, or of one-hot labels
     augment: Augment | AugMix | None = None  # the update's view; labels and predictions use the clean one
@@ -93,7 +93,7 @@ class Settings:
                 "an adapter needs steps of at least 1, num_samples of at least 0, "
                 "momentum and pull of at least 0 and below 1"
             )
-        if self.horizon is not None and not self.horizon > 0:
+        if self.horizon is not None and not 0 < self.horizon < math.inf:
             raise ConfigError(f"a horizon is a number of images above 0, or None; not {self.horizon!r}")
 
 

@@ -248,6 +248,7 @@ class Guarded(nn.Module):
 
     def _go_back(self) -> str:
         """Restore the newest snapshot, or the source, halve the step size, and return what was done."""
+        seen = self.adapter.seen.clone()
         if self.snapshots:
             snapshot = self.snapshots[-1]
             restore(self.adapter, snapshot)
@@ -257,6 +258,7 @@ class Guarded(nn.Module):
             self.adapter.reset()
             scale_step(self.adapter, self.watch.scale)
             done = "rolled back to the source"
+        self.adapter.seen.copy_(seen)  # with a horizon, fewer images would mean longer steps
         self.watch.drift = drift(self.adapter, self.reference.parameters())
         if self.adapter.optimizer is not None:
             self._scale(max(self.watch.scale / 2, self.config.smallest_step))

@@ -35,6 +35,10 @@ class MemoSettings(Settings):
         super().__post_init__()
         if self.views < 1 or self.augment is None:
             raise ConfigError("memo needs views of at least 1 and an augmentation to make them")
+        if self.horizon is not None and not self.online:
+            raise ConfigError(
+                "memo starts anew with every image, so its steps cannot shorten along the stream"
+            )
 
 
 @register(

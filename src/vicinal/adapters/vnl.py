@@ -26,8 +26,8 @@ from vicinal.functional.losses import prediction_entropy, share_divergence, soft
 from vicinal.models.inference import StreamInferenceNet
 
 Update = Literal["marginal", "anchored", "entropy", "none"]
-UPDATES = get_args(Update)
 WITH_ANCHOR = ("marginal", "anchored")
+LONGEST_WINDOW = 1e6  # beyond it one image is lost in the rounding of the shares
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,14 @@ class VnlSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.update not in UPDATES:
-            raise ConfigError(f"unknown update '{self.update}': choose from {', '.join(UPDATES)}")
+        if self.update not in get_args(Update):
+            raise ConfigError(f"unknown update '{self.update}': choose from {', '.join(get_args(Update))}")
         if min(self.entropy_weight, self.marginal_weight, self.anchor_weight) < 0:
             raise ConfigError("vnl needs weights of at least 0")
-        if not self.window > 0:
-            raise ConfigError(f"vnl needs a window of more than 0 images, not {self.window}")
+        if not 0 < self.window <= LONGEST_WINDOW:
+            raise ConfigError(
+                f"vnl needs a window of above 0 to {LONGEST_WINDOW:g} images, not {self.window}"
+            )
 
 
 @register(

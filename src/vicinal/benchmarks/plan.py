@@ -200,10 +200,13 @@ def chooses_step_size(row: Row) -> bool:
 
 
 def scales_of(request: TrainRequest) -> tuple[float, ...]:
-    """Return the multiples of its own step size that every method may choose from: its own, and vnl's."""
+    """Return the multiples of its own step size that a method may choose from: a tenth, itself, and vnl's.
+
+    Vnl's are the step sizes it chooses from over its own: from scratch longer ones, from weights shorter.
+    """
     left_out = settle(request).out_of_fold
     sizes = () if left_out is None else left_out.step_sizes
-    return tuple(sorted({1.0, *(round(size / METHODS["vnl"].defaults.lr, 6) for size in sizes)}))
+    return tuple(sorted({0.1, 1.0, *(round(size / METHODS["vnl"].defaults.lr, 6) for size in sizes)}))
 
 
 def _left_out(setting: Setting, rows: Sequence[Row]) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Who does what when: tasks begin as soon as what they need is there, measurements before trainings."""
+"""Who does what when: tasks begin as soon as what they need is there; a worker stays with its images."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -74,9 +74,9 @@ class Shift:
         return self.failures
 
     def _next(self, worker: int) -> Task:
-        """Return the most urgent task, first of all one on the images that the worker has at hand.
+        """Return the most urgent task on the images that the worker has at hand, else on any.
 
-        Loading them takes as long as a short stream; of equally urgent tasks, the one on the same model.
+        Loading images takes as long as a short stream. Of equally urgent tasks, the one on the same model.
         """
         last = self.last.get(worker)
 
@@ -162,7 +162,7 @@ def job_key(job: Job) -> tuple[str, ...]:
 
 
 def run_rank(run: MeasureRun) -> int:
-    """Return how soon to measure: before any training, the dearest first."""
+    """Return how soon to measure: before any training on the same images, the dearest first."""
     return 0 if run.entry.method in DEAREST else 1
 
 

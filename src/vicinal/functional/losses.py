@@ -42,7 +42,7 @@ def share_divergence(logits: Tensor, predicted: Tensor, expected: Tensor, fade: 
     Divided by 1 - fade, so that the pull on the batch does not depend on how long the average is.
     """
     p_bar = fade * predicted + (1 - fade) * logits.softmax(-1).mean(-2)
-    # Clamped at the smallest number alone: a class that has all but vanished is called back the more.
+    # Clamped at the smallest number alone: once the average has forgotten a class, it is called back.
     log_p_bar = p_bar.clamp_min(torch.finfo(p_bar.dtype).tiny).log()
     return F.kl_div(log_p_bar, expected, reduction="sum") / (1 - fade)
 
