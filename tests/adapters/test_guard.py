@@ -153,7 +153,7 @@ def test_going_back_never_lengthens_steps_that_shorten_along_the_stream(
     make_source: Any, images: Any, snapshots: int
 ) -> None:
     lr, horizon = 1e-2, 10.0
-    config = GuardConfig(spacing=1, interval=1, snapshots=2)
+    config = GuardConfig(spacing=1, interval=2, rest=3, snapshots=2)
     guarded = Guarded(adapt(make_source(), "soft", lr=lr, horizon=horizon), config)
     for seed in range(6):
         guarded(images(6, seed=seed))
