@@ -68,7 +68,7 @@ def demo(
         bool, typer.Option(help="One seed, hardly any training: only to see that it runs.")
     ] = False,
 ) -> None:
-    """Train on rotated digits and compare every method: no download, about four minutes on two cores."""
+    """Train on rotated digits and compare every method: no download, about three minutes on two cores."""
     started = time.perf_counter()
     numbers = tuple(range(seed, seed + at_least_one(seeds, "--seeds")))
     sizes = MORE_STEP_SIZES if thorough else STEP_SIZES
