@@ -25,7 +25,8 @@ from vicinal.errors import AdapterError, ConfigError
 from vicinal.functional.losses import prediction_entropy, share_divergence, soft_cross_entropy
 from vicinal.models.inference import StreamInferenceNet
 
-Update = Literal["marginal", "anchored", "entropy", "none"]
+Update = Literal["none", "marginal", "anchored", "entropy"]
+UPDATES: tuple[Update, ...] = get_args(Update)  # from what can go wrong least to what can most
 WITH_ANCHOR = ("marginal", "anchored")
 LONGEST_WINDOW = 1e6  # beyond it one image is lost in the rounding of the shares
 
@@ -46,8 +47,8 @@ class VnlSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.update not in get_args(Update):
-            raise ConfigError(f"unknown update '{self.update}': choose from {', '.join(get_args(Update))}")
+        if self.update not in UPDATES:
+            raise ConfigError(f"unknown update '{self.update}': choose from {', '.join(UPDATES)}")
         if min(self.entropy_weight, self.marginal_weight, self.anchor_weight) < 0:
             raise ConfigError("vnl needs weights of at least 0")
         if not 0 < self.window <= LONGEST_WINDOW:

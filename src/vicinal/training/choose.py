@@ -17,10 +17,10 @@ from torch import Tensor
 from vicinal.adapters.contract import METHODS, Settings, configure
 from vicinal.adapters.labeler import StreamLabeler
 from vicinal.adapters.statistics import KINDS
-from vicinal.adapters.vnl import Vnl, VnlSettings
+from vicinal.adapters.vnl import UPDATES, Vnl, VnlSettings
 from vicinal.functional.losses import label_cross_entropy
 from vicinal.models.inference import StreamInferenceNet
-from vicinal.training.config import UPDATES, OutOfFoldConfig
+from vicinal.training.config import OutOfFoldConfig
 from vicinal.training.fit_phi import fit_phi
 from vicinal.training.left_out import LeftOutStream, Lesson, play_all, predict_all
 from vicinal.training.loop import StoppedError

@@ -4,12 +4,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from vicinal.adapters.vnl import UPDATES, Update
 from vicinal.data.augment import Augment
 from vicinal.data.transforms import HARDENINGS
 from vicinal.errors import ConfigError, UnknownNameError
 from vicinal.models.classifier import PRECISIONS
-
-UPDATES = ("none", "marginal", "anchored", "entropy")  # from what can go wrong least to what can most
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class OutOfFoldConfig:
     posterior_weight: float = 0.0
     kl_weight: float = 0.0
     step_sizes: tuple[float, ...] = (3e-4, 1e-3, 2e-3)
-    updates: tuple[Literal["none", "marginal", "anchored", "entropy"], ...] = ("none", "marginal")
+    updates: tuple[Update, ...] = ("none", "marginal")
     tolerance: float = 0.005  # accuracies this close count as level: the safer rule is taken
     baselines: tuple[str, ...] = ("soft", "hard", "probabilistic")
 
