@@ -54,6 +54,9 @@ def test_counts_are_those_of_the_plan(tmp_path: Path) -> None:
     found = of(SPEC, tmp_path)
     # Five sources: two are left out of each of three models; soft chooses its step size for each seed.
     assert (found.trainings, found.left_out, found.step_sizes, found.measurements) == (2, 6, 2, 6)
+    once = of(replace(SPEC, one_choice=True), tmp_path)
+    assert (once.trainings, once.left_out, once.step_sizes, once.measurements) == (2, 3, 1, 6)
+    assert once.seconds < found.seconds
     alone = of(replace(SPEC, rows=(Row("ERM", "erm"),)), tmp_path)
     assert (alone.trainings, alone.left_out, alone.step_sizes, alone.measurements) == (2, 0, 0, 2)
     done = frozenset((run.key, target) for run in plan(SPEC).measures for target in run.results)

@@ -136,6 +136,34 @@ def test_left_out_models_only_where_a_row_needs_them() -> None:
     assert not alone.measures[0].chooses
 
 
+def test_one_choice_serves_all_seeds() -> None:
+    rows = ERM, SOFT, Row("VNL", "vnl"), Row("Given", "soft", options={"lr": 1e-3})
+    each, one = (plan(spec(DIGITS, *rows, seeds=3, one_choice=flag)) for flag in (False, True))
+    assert all(run.chooser is None for run in each.measures)
+    first, *others = one.trainings
+    assert first == each.trainings[0]
+    assert first.request.out_of_fold is not None
+    assert [(run.seed, run.request.out_of_fold) for run in others] == [(1, None), (2, None)]
+    borrowing = {(run.seed, run.row) for run in one.measures if run.chooser is not None}
+    assert borrowing == {(seed, row) for seed in (1, 2) for row in ("Soft", "VNL")}
+    assert {run.chooser for run in one.measures} == {None, first.key}
+    soft = [run for run in one.measures if run.row == "Soft"]
+    assert len({tuple(run.about["step_sizes"]) for run in soft}) == 1
+    assert [run.about.get("chooser") for run in soft] == [None, first.about, first.about]
+    # Seed 0 is what it would be without, and the others are runs of their own.
+    same = {run.key for run in each.measures} & {run.key for run in one.measures}
+    assert same == {run.key for run in one.measures if run.seed == 0}
+
+
+def test_who_chooses_is_trained_where_only_its_choice_is_wanted() -> None:
+    whole = plan(spec(DIGITS, ERM, SOFT, seeds=2, one_choice=True))
+    done = {(run.key, target) for run in whole.measures if run.seed == 0 for target in run.results}
+    left = plan(spec(DIGITS, ERM, SOFT, seeds=2, one_choice=True), done=done)
+    assert [run.seed for run in left.trainings] == [1, 0]
+    only_erm = plan(spec(DIGITS, ERM, SOFT, seeds=2, one_choice=True), only=("ERM",), done=done)
+    assert [run.seed for run in only_erm.trainings] == [1]
+
+
 def test_who_chooses_a_step_size() -> None:
     given = Row("Given", "soft", options={"lr": 1e-3})
     made = plan(spec(DIGITS, ERM, SOFT, given, Row("VNL", "vnl"), Row("T3A", "t3a"), Row("MEMO", "memo")))

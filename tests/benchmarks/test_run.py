@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from vicinal.adapters.contract import adapt
 from vicinal.benchmarks.jobs import Place
 from vicinal.benchmarks.plan import Plan, plan
+from vicinal.benchmarks.prepare import roles_for
 from vicinal.benchmarks.run import (
     devices_for,
     missing_data,
@@ -25,8 +27,10 @@ from vicinal.benchmarks.run import (
 )
 from vicinal.benchmarks.spec import Row, Setting, Spec, load_spec
 from vicinal.benchmarks.store import Store
-from vicinal.checkpoint import read_tensors
+from vicinal.checkpoint import load, read_tensors
+from vicinal.data.streams import StreamSpec, make_stream
 from vicinal.evaluation.example import Example, load_examples
+from vicinal.evaluation.online import run_online
 
 HERE = Path(__file__).parent
 TINY = HERE / "tiny.toml"
@@ -87,6 +91,39 @@ def test_several_plans_share_the_workers_and_keep_to_their_places(tmp_path: Path
     for one, place in parts:
         found = Store(place.out).done()
         assert found == {(run.key, target) for run in one.measures for target in run.results}
+
+
+@pytest.mark.slow
+def test_models_of_other_seeds_run_with_the_phi_and_step_size_of_seed_0(tmp_path: Path) -> None:
+    tiny = load_spec(TINY)
+    rows = (Row("Soft", "soft"), Row("VNL", "vnl"))
+    made = plan(
+        replace(tiny, rows=rows, settings=tiny.settings[:1], figures=(), expects=(), one_choice=True), seeds=2
+    )
+    assert run_plans([(made, Place(tmp_path))], ["cpu"], lambda *said: None) == []
+    records = {(r.method, r.seed): r for r in Store(tmp_path).records() if r.target == "0"}
+    assert records.keys() == {(method, seed) for method in ("soft", "vnl") for seed in (0, 1)}
+    for method in ("soft", "vnl"):
+        own, borrowed = records[method, 0], records[method, 1]
+        assert borrowed.protocol["adapter"]["lr"] == own.protocol["adapter"]["lr"]
+        assert (
+            borrowed.protocol["selection"] == own.protocol["selection"] + ", by the left-out models of seed 0"
+        )
+        assert borrowed.protocol["training"]["out_of_fold"] == own.protocol["training"]["out_of_fold"]
+        assert borrowed.protocol["training"]["train"]["seed"] == 1
+        assert borrowed.accuracy != own.accuracy
+    first, second = (load(Place(tmp_path).model(run.key)) for run in made.trainings)
+    assert first.anchor_phi is not None
+    assert second.anchor_phi is None
+    # The labels are those of the model of seed 1 under the phi of seed 0: made here by hand.
+    lent = replace(second, anchor_phi=first.anchor_phi, predict_phi=first.predict_phi, choice=first.choice)
+    roles = roles_for(second)
+    stream, answers = (
+        make_stream(StreamSpec("online", 20), [roles.targets[0].images], [roles.answers["0"]], 1),
+        roles.answers["0"],
+    )
+    p = run_online(adapt(lent, "vnl", seed=1), stream).probabilities
+    assert float((p.argmax(-1) == answers[stream.order]).float().mean()) == records["vnl", 1].accuracy
 
 
 # --- Runs in processes, killed and not ----------------------------------------------------------------------

@@ -176,6 +176,41 @@ def test_a_failed_choice_takes_along_its_measurement_alone(tmp_path: Path) -> No
     assert sorted(job.run.row for job in measured) == ["ERM", "ERM", "Hard", "Hard", "VNL", "VNL"]
 
 
+ONE = replace(SPEC, seeds=3, one_choice=True)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 10])
+def test_who_takes_the_choice_of_another_seed_waits_for_both(tmp_path: Path, workers: int) -> None:
+    crew, tasks = Pretenders(workers), tasks_of(tmp_path, ONE)
+    failures, _ = run(crew, tasks)
+    assert failures == []
+    jobs = [job for _, job in crew.given]
+    assert len(jobs) == len(tasks) == 3 + 2 + 12
+    assert {job.run.seed for job in jobs if isinstance(job, ChooseJob)} == {0}
+    assert isinstance(jobs[0], TrainJob)
+    assert jobs[0].run.seed == 0
+    for started, job in enumerate(jobs):
+        if isinstance(job, MeasureJob):
+            keys = {job.training.key, job.run.chooser or job.training.key}
+            needed: list[Job] = [one for one in jobs if isinstance(one, TrainJob) and one.run.key in keys]
+            needed += [one for one in jobs if one == job.choice]
+            assert len(needed) == len(keys) + (job.choice is not None)
+            assert all(jobs.index(one) < started for one in needed)
+
+
+def test_a_failed_chooser_takes_along_what_takes_its_choice_once(tmp_path: Path) -> None:
+    crew = Pretenders(3, lambda job: "full" if isinstance(job, TrainJob) and job.run.seed < 2 else "")
+    failures, counts = run(crew, tasks_of(tmp_path, ONE))
+    # Seed 0: its four and three of each other seed; seed 1: what was left of its own.
+    assert sorted(len(failure.keys) for failure in failures) == [1, 10]
+    measured = [job for _, job in crew.given if isinstance(job, MeasureJob)]
+    assert [(job.run.seed, job.run.row) for job in measured] == [(2, "ERM")]
+    ends = dict[str, tuple[int, int]]()
+    for kind, done, total in counts:
+        ends[kind] = done, total
+    assert ends == {"trainings": (3, 3), "step sizes": (2, 2), "measurements": (12, 12)}
+
+
 def test_a_run_that_stands_in_two_cells_is_one_task(tmp_path: Path) -> None:
     again = replace(SPEC.settings[0], name="Again", metric="ece")
     twice = replace(SPEC, settings=(*SPEC.settings, again), seeds=1)

@@ -159,6 +159,7 @@ class MeasureJob:
 
     run: MeasureRun
     training: TrainRun
+    chooser: TrainRun  # most often the same
     place: Place
 
     @property
@@ -170,7 +171,7 @@ class MeasureJob:
         given = dict(self.run.entry.options)
         if given.get("statistics") == kind:
             del given["statistics"]  # the kind alone, which the choice is kept by anyway
-        return ChooseJob(self.training, self.run.entry.method, kind, self.place, given)
+        return ChooseJob(self.chooser, self.run.entry.method, kind, self.place, given)
 
     def __call__(self, desk: Desk) -> None:
         """Append a record for every target that has none; a joint stream has one for all."""
@@ -182,7 +183,7 @@ class MeasureJob:
         missing = [target for target in run.results if (run.key, target) not in done]
         ready = _prepared(self.training, self.place, desk)
         trained = desk.keep("model", run.model, lambda: load(self.place.model(run.model), desk.device))
-        trained = _with_choice(trained, self.choice)
+        trained = _with_choice(self._with_phi(trained, desk), self.choice)
         roles = _only(ready.roles, run.targets if run.stream.joint else missing)
         dataset = Path(self.training.request.data).name
         results = compare(trained, roles, [run.entry], run.stream, run.seed, dataset=dataset)
@@ -191,6 +192,20 @@ class MeasureJob:
                 add_examples(self.place.out, _examples(result, run, trained, roles))
             store.append(labelled(result.record, run, trained))
             desk.say(f"{run.entry.method}", count, len(missing))
+
+    def _with_phi(self, trained: Trained, desk: Desk) -> Trained:
+        """Return the model with what the left-out domains of its chooser taught."""
+        key = self.run.chooser
+        if key is None:
+            return trained
+        chooser: Trained = desk.keep("chooser", key, lambda: load(self.place.model(key), desk.device))
+        return replace(
+            trained,
+            anchor_phi=chooser.anchor_phi,
+            predict_phi=chooser.predict_phi,
+            choice=chooser.choice,
+            config={**trained.config, "out_of_fold": chooser.config["out_of_fold"]},
+        )
 
 
 def _prepared(run: TrainRun, place: Place, desk: Desk) -> Prepared:
@@ -268,7 +283,8 @@ def _selection(run: MeasureRun) -> str:
         how = "step size given"
     else:
         how = "nothing else" if run.entry.method in FIXED else "the method's own step size"
-    return f"model on source validation images; {how}"
+    of = "" if run.chooser is None else ", by the left-out models of seed 0"
+    return f"model on source validation images; {how}{of}"
 
 
 def _lock(path: Path) -> FileLock:

@@ -58,6 +58,7 @@ class MeasureRun:
 
     key: str
     model: str  # key of its TrainRun
+    chooser: str | None  # key of the TrainRun whose phi, rule and step sizes it takes; None: its own model's
     spec: str
     setting: str
     row: str
@@ -112,14 +113,16 @@ def plan(
         ]
         for seed in range(count):
             for group in groups_of(real):
-                models = {name: _training(real, group, name, rows, seed) for name in _algorithms(rows)}
+                models = _models(real, group, rows, seed, spec.one_choice)
                 for row in spec.rows_of(setting):
                     if not keep(setting, row):
                         continue
-                    trained = models[served_by(row.algorithm, rows)]
-                    run = _measure(spec, real, row, trained, group, quick)
+                    trained, chooser = models[served_by(row.algorithm, rows)]
+                    run = _measure(spec, real, row, trained, chooser, group, quick)
                     if any((run.key, target) not in done for target in run.results):
                         trainings[trained.key] = trained
+                        if run.chooser is not None:
+                            trainings[chooser.key] = chooser
                         measures.append(run)
     return Plan(tuple(trainings.values()), tuple(measures))
 
@@ -221,11 +224,23 @@ def _left_out(setting: Setting, rows: Sequence[Row]) -> dict[str, Any] | None:
     return {"baselines": [], **rule, **setting.out_of_fold}
 
 
+def _models(
+    setting: Setting, group: tuple[str, ...], rows: Sequence[Row], seed: int, one_choice: bool
+) -> dict[str, tuple[TrainRun, TrainRun]]:
+    """Return, for every algorithm, the model of a seed and the one that chooses for it, most often itself."""
+    models = {}
+    for name in _algorithms(rows):
+        mine = [row for row in rows if served_by(row.algorithm, rows) == name]
+        left_out = _left_out(setting, mine)
+        chooser = _training(setting, group, name, left_out, 0 if one_choice else seed)
+        model = chooser if chooser.seed == seed else _training(setting, group, name, None, seed)
+        models[name] = model, chooser
+    return models
+
+
 def _training(
-    setting: Setting, group: tuple[str, ...], algorithm: str, rows: Sequence[Row], seed: int
+    setting: Setting, group: tuple[str, ...], algorithm: str, left_out: dict[str, Any] | None, seed: int
 ) -> TrainRun:
-    mine = [row for row in rows if served_by(row.algorithm, rows) == algorithm]
-    left_out = _left_out(setting, mine)
     request = TrainRequest(
         data=setting.data,
         targets=_held_out(setting, group),
@@ -275,12 +290,19 @@ def about_training(request: TrainRequest) -> About:
 
 
 def _measure(
-    spec: Spec, setting: Setting, row: Row, trained: TrainRun, group: tuple[str, ...], quick: bool
+    spec: Spec,
+    setting: Setting,
+    row: Row,
+    trained: TrainRun,
+    chooser: TrainRun,
+    group: tuple[str, ...],
+    quick: bool,
 ) -> MeasureRun:
     assert row.method is not None
     options = real_options(row.options)
     stream = StreamSpec(setting.stream, setting.batch_size, setting.alpha)
-    chooses = chooses_step_size(row) and trained.request.out_of_fold is not None
+    chooses = chooses_step_size(row) and chooser.request.out_of_fold is not None
+    borrows = chooser is not trained and (chooses or row.method in OUT_OF_FOLD)
     about = {
         "model": trained.key,
         "training": trained.about,
@@ -288,15 +310,17 @@ def _measure(
         "method": row.method,
         "settings": asdict(configure(METHODS[row.method].defaults, options)),
         "given": sorted(options),
-        "step_sizes": list(scales_of(trained.request)) if chooses else None,
+        "step_sizes": list(scales_of(chooser.request)) if chooses else None,
         "stream": stream.kind,
         "alpha": stream.alpha if stream.kind == "label_shift" else None,
         "batch_size": stream.batch_size,
         "seed": trained.seed,
+        **({"chooser": chooser.about} if borrows else {}),
     }
     return MeasureRun(
         key=key_of(about),
         model=trained.key,
+        chooser=chooser.key if borrows else None,
         spec=spec.name,
         setting=setting.name,
         row=row.label,

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ class Failure:
 
 @dataclass(eq=False)
 class Task:
-    """A job, and the tasks that wait for it."""
+    """A job, the tasks that wait for it, and how many it waits for itself."""
 
     job: Job
     name: str
@@ -36,18 +35,25 @@ class Task:
     images: str  # what the images it works on are known by
     rank: int  # the lower, the sooner
     waiting: list["Task"] = field(default_factory=list)
+    needs: int = 0
+
+    def waits_for(self, other: "Task") -> None:
+        """Begin only when the other is done."""
+        if self not in other.waiting:
+            other.waiting.append(self)
+            self.needs += 1
 
 
 class Shift:
     """The state of a run: what is ready, who does what, what has failed."""
 
     def __init__(self, crew: Crew, tasks: Sequence[Task], listen: Listen) -> None:
-        later = {id(after) for task in tasks for after in task.waiting}
         self.crew, self.listen = crew, listen
-        self.ready = [task for task in tasks if id(task) not in later]
+        self.ready = [task for task in tasks if not task.needs]
         self.doing: dict[int, Task] = {}
         self.last: dict[int, Task] = {}  # whose images and model a worker has at hand
         self.failures: list[Failure] = []
+        self.gone: set[int] = set()  # by id, with what they needed
         self.total = {kind: sum(kind_of(task) == kind for task in tasks) for kind in KINDS}
         self.done = dict.fromkeys(KINDS, 0)
 
@@ -67,8 +73,11 @@ class Shift:
                     continue
                 del self.doing[heard.worker]
                 if heard.kind == "done":
-                    self.ready += task.waiting
                     self._finish(task)
+                    for after in task.waiting:
+                        after.needs -= 1
+                        if not after.needs:
+                            self.ready.append(after)
                 else:
                     self._fail(task, heard.body)
         return self.failures
@@ -102,7 +111,8 @@ class Shift:
 
     def _fail(self, task: Task, why: str) -> None:
         """Note a failure once; whatever waits for the task goes with it."""
-        gone = [task, *_all_waiting(task)]
+        gone = [one for one in (task, *_all_waiting(task)) if id(one) not in self.gone]
+        self.gone |= {id(one) for one in gone}
         keys = frozenset(one.job.run.key for one in gone if isinstance(one.job, MeasureJob))
         self.failures.append(Failure(task.name, why, keys))
         for one in gone:
@@ -119,7 +129,9 @@ def kind_of(task: Task) -> str:
 
 
 def _all_waiting(task: Task) -> list[Task]:
-    return [one for after in task.waiting for one in (after, *_all_waiting(after))]
+    """Return what cannot be done without a task, each once."""
+    every = [one for after in task.waiting for one in (after, *_all_waiting(after))]
+    return list({id(one): one for one in every}.values())
 
 
 def make_tasks(plan: Plan, place: Place, done: Collection[tuple[str, str]]) -> list[Task]:
@@ -133,23 +145,33 @@ def make_tasks(plan: Plan, place: Place, done: Collection[tuple[str, str]]) -> l
     def task(job: Job, name: str, model: str, images: str, rank: int) -> Task:
         return tasks.setdefault(job_key(job), Task(job, name, model, images, rank))
 
+    def training(run: TrainRun) -> Task | None:
+        """Return the task of a model that is not there, after that of its weights."""
+        job = TrainJob(run, place)
+        if job.done:
+            return None
+        # Those with left-out models first: they take longest, and others wait for what they choose.
+        rank = 5 if run.request.out_of_fold is None else 4
+        made = task(job, _words(run), run.key, images_of(run), rank)
+        if job.weights is not None:
+            made.waits_for(task(job.weights, f"weights of {job.weights.backbone}", "", "", 3))
+        return made
+
     for run in measures.values():
-        training = by_key[run.model]
-        images = images_of(training)
-        job = MeasureJob(run, training, place)
-        chain = [task(job, f"{run.entry.method}, {_words(training)}", run.model, images, run_rank(run))]
+        model, chooser = by_key[run.model], by_key[run.chooser or run.model]
+        job = MeasureJob(run, model, chooser, place)
+        name = f"{run.entry.method}, {_words(model)}"
+        measure = task(job, name, run.model, images_of(model), run_rank(run))
+        first = [training(model), training(chooser)]
         if job.choice is not None and job.choice.chosen is None:
-            name = f"{run.entry.method} ({job.choice.kind}), {_words(training)}"
-            chain.append(task(job.choice, name, run.model, images, 2))
-        train_job = TrainJob(training, place)
-        if not train_job.done:
-            chain.append(task(train_job, _words(training), run.model, images, 4))
-            if train_job.weights is not None:
-                name = f"weights of {train_job.weights.backbone}"
-                chain.append(task(train_job.weights, name, "", "", 3))
-        for after, before in pairwise(chain):
-            if after not in before.waiting:
-                before.waiting.append(after)
+            name = f"{run.entry.method} ({job.choice.kind}), {_words(chooser)}"
+            choice = task(job.choice, name, chooser.key, images_of(chooser), 2)
+            if first[1] is not None:
+                choice.waits_for(first[1])
+            first.append(choice)
+        for before in first:
+            if before is not None:
+                measure.waits_for(before)
     return list(tasks.values())
 
 

@@ -85,6 +85,7 @@ class Spec:
     note: str = ""
     metric: str = ACCURACY
     seeds: int = 5
+    one_choice: bool = False  # phi, rule and step sizes that seed 0 came to serve every seed
     settings: tuple[Setting, ...] = ()
     rows: tuple[Row, ...] = ()
     figures: tuple[Figure, ...] = ()
@@ -227,6 +228,7 @@ READERS: dict[type, dict[str, Reader]] = {
         "note": _text,
         "metric": _text,
         "seeds": _whole,
+        "one_choice": _flag,
         "settings": _tables(Setting),
         "rows": _tables(Row),
         "figures": _tables(Figure),
