@@ -235,3 +235,15 @@ def test_weights_that_are_not_to_be_had_are_asked_for_once(tmp_path: Path) -> No
     trained = [job.run.request.backbone for job in jobs if isinstance(job, TrainJob)]
     assert sorted(map(str, trained)) == ["None", "None", "resnet34", "resnet34"]
     assert ("measurements", 24, 24) in counts
+
+
+def test_nobody_waits_for_weights_that_are_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.safetensors"
+    column = Setting("Mine", "digits", backbone="resnet18", weights=str(path), size=32)
+
+    def kinds() -> set[type]:
+        return {type(task.job) for task in tasks_of(tmp_path, replace(SPEC, settings=(column,)))}
+
+    assert WeightsJob in kinds()  # one job finds out that it is missing
+    path.touch()
+    assert kinds() == {TrainJob, ChooseJob, MeasureJob}

@@ -74,9 +74,10 @@ class TrainJob:
 
     @property
     def weights(self) -> WeightsJob | None:
-        """The pretrained weights that it waits for."""
+        """The pretrained weights that it waits for: not for a file that is there."""
         settled = settle(self.run.request)
-        return None if settled.weights == "none" else WeightsJob(settled.backbone, settled.weights)
+        there = settled.weights == "none" or Path(settled.weights).is_file()
+        return None if there else WeightsJob(settled.backbone, settled.weights)
 
     @property
     def done(self) -> bool:
