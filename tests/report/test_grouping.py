@@ -108,6 +108,21 @@ def test_seeds_and_the_algorithm_behind_a_theta_do_not_clash(make: MakeRecord) -
     assert clash(grouped(runs, ["method"]), ["method"]) is None
 
 
+@pytest.mark.parametrize(
+    ("method", "scales", "told_apart"), [("erm", None, False), ("soft", [1.0], True), ("vnl", None, True)]
+)
+def test_left_out_models_tell_runs_apart_that_took_something_from_them(
+    make: MakeRecord, method: str, scales: list[float] | None, told_apart: bool
+) -> None:
+    about = {"method": method, "step_sizes": scales}
+    protocols = [{"training": {"out_of_fold": {"epochs": 3}}}, {"training": {}}]
+    runs = [
+        run(make, seed=seed, method=method, protocol={**protocol, "benchmark": {"row": "A", "about": about}})
+        for seed, protocol in enumerate(protocols)
+    ]
+    assert (clash(grouped(runs, ["row"]), ["row"]) is not None) == told_apart
+
+
 def test_conditions_are_columns_unless_rows_are_made_of_them(make: MakeRecord) -> None:
     runs = [run(make, batch_size=size, stream=kind) for size in (1, 20) for kind in ("online", "mixed")]
     assert clash(grouped(runs, ["method"]), ["method"]) is None

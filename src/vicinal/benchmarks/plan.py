@@ -289,6 +289,11 @@ def about_training(request: TrainRequest) -> About:
     }
 
 
+def takes_choices(about: About) -> bool:
+    """Return whether a run, by its description, takes a phi or a step size from left-out domains."""
+    return about.get("method") in OUT_OF_FOLD or about.get("step_sizes") is not None
+
+
 def _measure(
     spec: Spec,
     setting: Setting,
@@ -302,8 +307,7 @@ def _measure(
     options = real_options(row.options)
     stream = StreamSpec(setting.stream, setting.batch_size, setting.alpha)
     chooses = chooses_step_size(row) and chooser.request.out_of_fold is not None
-    borrows = chooser is not trained and (chooses or row.method in OUT_OF_FOLD)
-    about = {
+    about: About = {
         "model": trained.key,
         "training": trained.about,
         "targets": list(group) if stream.joint else sorted(group),
@@ -315,8 +319,10 @@ def _measure(
         "alpha": stream.alpha if stream.kind == "label_shift" else None,
         "batch_size": stream.batch_size,
         "seed": trained.seed,
-        **({"chooser": chooser.about} if borrows else {}),
     }
+    borrows = chooser is not trained and takes_choices(about)
+    if borrows:
+        about["chooser"] = chooser.about
     return MeasureRun(
         key=key_of(about),
         model=trained.key,

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from vicinal.benchmarks.plan import takes_choices
+from vicinal.benchmarks.store import benchmark_of
 from vicinal.errors import ConfigError
 from vicinal.evaluation.record import Record
 from vicinal.report.content import flat
@@ -15,6 +17,7 @@ CONDITIONS = ("spec", "setting", "quick", "dataset", "backbone", "stream", "alph
 # Who was measured: one row never averages over these.
 WHO = ("row", "method", "algorithm", "statistics")
 CHOSEN = "chosen"
+LEFT_OUT = "training.out_of_fold."
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,8 +28,16 @@ class Run:
 
     @cached_property
     def facets(self) -> dict[str, Any]:
-        """Return the run's names with their values."""
-        return facets(self.record)
+        """Return the run's names with their values.
+
+        What left-out models its source model has is none of a run that takes nothing from them: with one
+        choice for all seeds only seed 0 has any.
+        """
+        about = benchmark_of(self.record).get("about")
+        if about is None or takes_choices(about):
+            return facets(self.record)
+        named = facets(self.record)
+        return {name: value for name, value in named.items() if not name.startswith(LEFT_OUT)}
 
     @cached_property
     def options(self) -> list[str]:
