@@ -10,12 +10,13 @@ from torch import Tensor
 from vicinal.functional.memory import (
     EVIDENCE,
     batch_memory,
-    centred_means,
+    centres,
     empty_memory,
     evidence,
-    relative_norm,
+    over_average,
     relative_spread,
     remember,
+    source_rows,
 )
 from vicinal.types import Head, StreamMemory
 
@@ -39,6 +40,10 @@ def stream(sizes: tuple[int, ...] = (6, 6, 3), decay: float = 0.9) -> StreamMemo
     for seed, size in enumerate(sizes):
         memory = remember(memory, batch_memory(*batch(size, seed)), decay)
     return memory
+
+
+def read(memory: StreamMemory, source: Head) -> Tensor:
+    return evidence(memory, centres(memory), source_rows(source))
 
 
 def evidence_by_loop(memory: StreamMemory, source: Head) -> Tensor:
@@ -124,7 +129,7 @@ def test_the_marginal_stays_a_distribution_and_confidence_a_share(
         y = (sharpness * normal(size, CLASSES, seed=seed + step)).softmax(-1)
         memory = remember(memory, batch_memory(normal(size, FEATURES, seed=seed), y), decay)
     assert float(memory.marginal.sum()) == pytest.approx(1)
-    numbers = evidence(memory, head())
+    numbers = read(memory, head())
     assert bool(numbers.isfinite().all())
     confidence = numbers[:, EVIDENCE.index("confidence")]
     assert bool(((confidence >= 0) & (confidence <= 1 + 1e-9)).all())
@@ -135,7 +140,8 @@ def test_the_marginal_stays_a_distribution_and_confidence_a_share(
 def test_centred_means_are_class_means_less_the_mean_of_the_stream() -> None:
     z, y = batch(9)
     weights = y.square()
-    centred, total = centred_means(batch_memory(z, y))
+    at = centres(batch_memory(z, y))
+    centred, total = at.centred, at.total
     expected_total = sum(float(weights[i].sum()) * z[i] for i in range(9)) / float(weights.sum())
     torch.testing.assert_close(total, expected_total.unsqueeze(0))
     for c in range(CLASSES):
@@ -146,18 +152,19 @@ def test_centred_means_are_class_means_less_the_mean_of_the_stream() -> None:
 def test_a_class_nobody_was_labelled_as_has_centred_mean_zero() -> None:
     z = normal(5, FEATURES)
     one_class = torch.eye(CLASSES, dtype=torch.float64)[torch.zeros(5, dtype=torch.long)]
-    centred, total = centred_means(batch_memory(z, one_class))
+    at = centres(batch_memory(z, one_class))
+    centred, total = at.centred, at.total
     torch.testing.assert_close(total[0], z.mean(0))
     torch.testing.assert_close(centred, torch.zeros_like(centred))
     two = torch.eye(CLASSES, dtype=torch.float64)[torch.tensor([0, 0, 2, 2, 2])]
-    centred, _ = centred_means(batch_memory(z, two))
+    centred = centres(batch_memory(z, two)).centred
     assert centred[[1, 3]].abs().sum() == 0
     torch.testing.assert_close(centred[0], z[:2].mean(0) - z.mean(0))
 
 
 def test_evidence_agrees_with_plain_python() -> None:
     memory = stream()
-    numbers = evidence(memory, head())
+    numbers = read(memory, head())
     assert numbers.shape == (CLASSES, len(EVIDENCE))
     torch.testing.assert_close(numbers, evidence_by_loop(memory, head()))
 
@@ -167,7 +174,9 @@ def test_a_class_that_swallows_others_is_wide() -> None:
     z = torch.cat([near, far])
     right = torch.eye(CLASSES, dtype=torch.float64)[torch.tensor([0] * 20 + [1] * 20)]
     swallowed = torch.eye(CLASSES, dtype=torch.float64)[torch.tensor([0] * 30 + [1] * 10)]
-    tight, wide = (relative_spread(batch_memory(z, y)) for y in (right, swallowed))
+    tight, wide = (
+        relative_spread(new, centres(new)) for new in (batch_memory(z, y) for y in (right, swallowed))
+    )
     assert tight[0] < 0.01
     assert wide[0] > 0.5
     assert tight[2:].tolist() == wide[2:].tolist() == [1, 1]
@@ -186,8 +195,8 @@ def test_evidence_is_free_of_the_scale_of_features_and_rows(
     source = head(seed)
     larger = Head(row_scale * source.weight, source.bias)
     torch.testing.assert_close(
-        evidence(batch_memory(feature_scale * z, y), larger),
-        evidence(batch_memory(z, y), source),
+        read(batch_memory(feature_scale * z, y), larger),
+        read(batch_memory(z, y), source),
         rtol=1e-6,
         atol=1e-6,
     )
@@ -196,13 +205,13 @@ def test_evidence_is_free_of_the_scale_of_features_and_rows(
 def test_evidence_sees_no_shift_of_features_or_rows() -> None:
     z, y = batch(8)
     moved = Head(head().weight + 5, head().bias)
-    torch.testing.assert_close(evidence(batch_memory(z + 3, y), moved), evidence(batch_memory(z, y), head()))
+    torch.testing.assert_close(read(batch_memory(z + 3, y), moved), read(batch_memory(z, y), head()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_an_empty_memory_gives_finite_evidence(dtype: torch.dtype) -> None:
     source = Head(*(part.to(dtype) for part in head()))
-    numbers = evidence(empty_memory(source), source)
+    numbers = read(empty_memory(source), source)
     assert numbers.dtype == dtype
     assert bool(numbers.isfinite().all())
     column = {name: numbers[:, k].double() for k, name in enumerate(EVIDENCE)}
@@ -215,7 +224,7 @@ def test_an_empty_memory_gives_finite_evidence(dtype: torch.dtype) -> None:
 def test_an_empty_memory_passes_finite_gradients() -> None:
     leaves = [part.requires_grad_() for part in empty_memory(head())]
     rows = head().weight.requires_grad_()
-    total = evidence(StreamMemory(*leaves), Head(rows, head().bias)).sum()
+    total = read(StreamMemory(*leaves), Head(rows, head().bias)).sum()
     for grad in torch.autograd.grad(total, [*leaves, rows]):
         assert bool(grad.isfinite().all())
 
@@ -223,7 +232,7 @@ def test_an_empty_memory_passes_finite_gradients() -> None:
 def test_rows_and_features_that_are_all_zero_give_finite_evidence() -> None:
     _, y = batch()
     nothing = Head(torch.zeros(CLASSES, FEATURES).double(), torch.zeros(CLASSES).double())
-    assert bool(evidence(batch_memory(torch.zeros(6, FEATURES).double(), y), nothing).isfinite().all())
+    assert bool(read(batch_memory(torch.zeros(6, FEATURES).double(), y), nothing).isfinite().all())
 
 
 def test_many_steps_at_once_are_the_steps_one_by_one() -> None:
@@ -231,21 +240,23 @@ def test_many_steps_at_once_are_the_steps_one_by_one() -> None:
     heads = [head(seed) for seed in (100, 110, 120)]
     stacked = StreamMemory(*(torch.stack(parts) for parts in zip(*memories, strict=True)))
     stacked_heads = Head(*(torch.stack(parts) for parts in zip(*heads, strict=True)))
-    one_by_one = [evidence(memory, source) for memory, source in zip(memories, heads, strict=True)]
-    torch.testing.assert_close(evidence(stacked, stacked_heads), torch.stack(one_by_one))
-    shared = torch.stack([evidence(memory, heads[0]) for memory in memories])
-    torch.testing.assert_close(evidence(stacked, heads[0]), shared)
+    one_by_one = [read(memory, source) for memory, source in zip(memories, heads, strict=True)]
+    torch.testing.assert_close(read(stacked, stacked_heads), torch.stack(one_by_one))
+    shared = torch.stack([read(memory, heads[0]) for memory in memories])
+    torch.testing.assert_close(read(stacked, heads[0]), shared)
 
 
-def test_relative_norm_averages_to_one() -> None:
+def test_norms_over_their_average_average_to_one() -> None:
     rows = normal(5, 7)
     expected = [math.hypot(*row) for row in rows.tolist()]
-    torch.testing.assert_close(relative_norm(rows), torch.tensor(expected).double() * 5 / sum(expected))
-    assert float(relative_norm(rows).mean()) == pytest.approx(1)
+    torch.testing.assert_close(
+        over_average(rows.norm(dim=-1)), torch.tensor(expected).double() * 5 / sum(expected)
+    )
+    assert float(over_average(rows.norm(dim=-1)).mean()) == pytest.approx(1)
 
 
 def test_half_precision_stays_close() -> None:
     z, y = (part.bfloat16() for part in batch(16))
     source = Head(*(part.bfloat16() for part in head()))
-    exact = evidence(batch_memory(z.double(), y.double()), Head(*(part.double() for part in source)))
-    torch.testing.assert_close(evidence(batch_memory(z, y), source).double(), exact, rtol=0.05, atol=0.05)
+    exact = read(batch_memory(z.double(), y.double()), Head(*(part.double() for part in source)))
+    torch.testing.assert_close(read(batch_memory(z, y), source).double(), exact, rtol=0.05, atol=0.05)

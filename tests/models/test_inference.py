@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vicinal.functional.labels import class_means, linear_logits, neighbor_labels
-from vicinal.functional.memory import EVIDENCE, empty_memory, evidence
+from vicinal.functional.memory import EVIDENCE, centres, empty_memory, evidence, source_rows
 from vicinal.models.inference import InferenceNet, StreamInferenceNet
 from vicinal.types import GaussianW, Head, StreamMemory
 
@@ -176,7 +176,7 @@ def reference(net: StreamInferenceNet, memory: StreamMemory, head: Head) -> Gaus
     r = sum(row.norm() for row in head.weight) / C
     t = net.log_temperature.exp()
     rows, biases, spreads = [], [], []
-    for c, numbers in enumerate(evidence(memory, head)):
+    for c, numbers in enumerate(evidence(memory, centres(memory), source_rows(head))):
         a, beta, log_s = net.net((numbers - net.location) / net.scale)
         u = centred[c] / average
         rows.append((head.weight[c] + a * r * u) / t)
@@ -234,7 +234,12 @@ def test_the_scale_of_the_features_changes_neither_evidence_nor_labels(scale: fl
     scaled = Head(head.weight / scale, head.bias)
     w, memory = net(z, logits, head, empty_memory(head))
     other, seen = net(scale * z, logits, scaled, empty_memory(scaled))
-    torch.testing.assert_close(evidence(memory, head), evidence(seen, scaled), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        evidence(memory, centres(memory), source_rows(head)),
+        evidence(seen, centres(seen), source_rows(scaled)),
+        rtol=1e-3,
+        atol=1e-4,
+    )
     assert not torch.allclose(neighbor_labels(z, w, 0), logits.softmax(-1), atol=1e-2)
     torch.testing.assert_close(
         neighbor_labels(scale * z, other, 0), neighbor_labels(z, w, 0), rtol=1e-3, atol=1e-4
@@ -294,7 +299,7 @@ def test_a_fresh_net_trusts_everything_and_a_fitted_one_what_it_has_seen() -> No
     net = StreamInferenceNet()
     memory = net.step_memory(empty_memory(head), z, logits.softmax(-1))
     assert torch.equal(net.trust(memory, head), torch.ones(C))
-    numbers = evidence(memory, head)
+    numbers = evidence(memory, centres(memory), source_rows(head))
     net.low.copy_(numbers.amin(0))
     net.high.copy_(numbers.amax(0))
     assert torch.equal(net.trust(memory, head), torch.ones(C))

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
-from vicinal.functional.memory import batch_memory, empty_memory, evidence, remember
+from vicinal.functional.memory import batch_memory, centres, empty_memory, evidence, remember, source_rows
 from vicinal.models.inference import StreamInferenceNet
 from vicinal.training.choose import label_lesson
 from vicinal.training.config import OutOfFoldConfig
@@ -146,7 +146,7 @@ def evidence_of(lessons: Sequence[Lesson], decay: float) -> Tensor:
         memory = empty_memory(head)
         for z, logits in zip(lesson.z, lesson.logits, strict=True):
             memory = remember(memory, batch_memory(z, logits.softmax(-1)), decay)
-            rows.append(evidence(memory, head))
+            rows.append(evidence(memory, centres(memory), source_rows(head)))
     return torch.cat(rows)
 
 

@@ -39,8 +39,7 @@ class StreamLabeler(nn.Module):
         draws = neighbor_draws(z, w, num_samples, generator) if num_samples else None
         y_w = neighbor_labels(z, w, 0) if draws is None else draws.mean(0)
         trust = (y_w * self.phi.trust(memory, head)).sum(-1, keepdim=True)
-        for name, value in memory._asdict().items():
-            self.get_buffer(name).copy_(value)
+        torch._foreach_copy_(list(self.memory), list(memory))
         own = (1 - trust) * logits.softmax(-1)
         self.draws = None if draws is None else trust * draws + own
         return trust * y_w + own

@@ -1,8 +1,9 @@
 """The memory of a stream and the evidence read off it: what the out-of-fold phi looks at."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from vicinal.types import Head, StreamMemory
 
@@ -32,34 +33,64 @@ def empty_memory(head: Head) -> StreamMemory:
 
 def batch_memory(z: Tensor, y: Tensor) -> StreamMemory:
     """Return what one batch adds: features weighted by squared confidence, label mass, class shares."""
-    weights = y.square()
-    squares = (weights * z.square().sum(-1, keepdim=True)).sum(-2)
-    return StreamMemory(weights.transpose(-1, -2) @ z, weights.sum(-2), y.sum(-2), y.mean(-2), squares)
+    weights, mass = y.square(), y.sum(-2)
+    turned = weights.transpose(-1, -2)
+    squares = (turned @ z.square().sum(-1, keepdim=True)).squeeze(-1)
+    return StreamMemory(turned @ z, weights.sum(-2), mass, mass / y.shape[-2], squares)
 
 
 def remember(memory: StreamMemory, new: StreamMemory, decay: float) -> StreamMemory:
     """Return decay * memory + new; the marginal stays normalised: decay * old + (1 - decay) * new."""
     return StreamMemory(
-        decay * memory.sums + new.sums,
-        decay * memory.counts + new.counts,
-        decay * memory.mass + new.mass,
-        decay * memory.marginal + (1 - decay) * new.marginal,
-        decay * memory.squares + new.squares,
+        torch.add(new.sums, memory.sums, alpha=decay),
+        torch.add(new.counts, memory.counts, alpha=decay),
+        torch.add(new.mass, memory.mass, alpha=decay),
+        torch.lerp(new.marginal, memory.marginal, decay),
+        torch.add(new.squares, memory.squares, alpha=decay),
     )
 
 
-def centred_means(memory: StreamMemory) -> tuple[Tensor, Tensor]:
-    """Return the class means of the stream less the stream's mean (..., C, d), and that mean (..., 1, d)."""
+class Centres(NamedTuple):
+    """Where the classes of a stream lie: read off a memory once, used by all that asks for it."""
+
+    counts: Tensor  # (..., C) of the memory, above zero
+    summed: Tensor  # (..., 1) all counts together, above zero
+    means: Tensor  # (..., C, d) of the classes
+    total: Tensor  # (..., 1, d) of the stream
+    centred: Tensor  # (..., C, d) means less total; zero for a class that has no direction
+    norms: Tensor  # (..., C) of centred
+    middle: Tensor  # (..., 1) norm of total
+
+
+def centres(memory: StreamMemory) -> Centres:
+    """Return the class means of the stream, and these less the stream's mean."""
     tiny = torch.finfo(memory.counts.dtype).tiny
-    total = memory.sums.sum(-2, keepdim=True) / memory.counts.sum(-1).clamp_min(tiny)[..., None, None]
-    means = memory.sums / memory.counts.clamp_min(tiny).unsqueeze(-1)
-    centred = means - total
+    counts = memory.counts.clamp_min(tiny)
+    summed = memory.counts.sum(-1, keepdim=True).clamp_min(tiny)
+    total = memory.sums.sum(-2, keepdim=True) / summed.unsqueeze(-1)
+    means = memory.sums / counts.unsqueeze(-1)
+    centred, middle = means - total, total.norm(dim=-1)
+    norms = centred.norm(dim=-1)
     # One image, or one class, has no direction: what is left of its mean is rounding error, not evidence.
-    real = centred.norm(dim=-1, keepdim=True) > ROUNDING * total.norm(dim=-1, keepdim=True)
-    return torch.where(real & (memory.counts.unsqueeze(-1) > 0), centred, torch.zeros_like(means)), total
+    real = (norms > ROUNDING * middle) & (memory.counts > 0)
+    return Centres(counts, summed, means, total, centred * real.unsqueeze(-1), norms * real, middle)
 
 
-def evidence(memory: StreamMemory, head: Head) -> Tensor:
+class Rows(NamedTuple):
+    """The source classifier as phi sees it."""
+
+    centred: Tensor  # (..., C, d) rows less their mean
+    norms: Tensor  # (..., C) of those
+    size: Tensor  # (...) average norm of the rows as they are
+
+
+def source_rows(head: Head) -> Rows:
+    """Return the rows of a classifier less their mean, and how long they are."""
+    centred = head.weight - head.weight.mean(-2, keepdim=True)
+    return Rows(centred, centred.norm(dim=-1), head.weight.norm(dim=-1).mean(-1))
+
+
+def evidence(memory: StreamMemory, at: Centres, rows: Rows) -> Tensor:
     """Return the numbers of every class (..., C, 16), in the order of EVIDENCE, free of the features' scale.
 
     Log count in the memory; cosine between centred class mean and centred source row; mean confidence; norm
@@ -67,43 +98,35 @@ def evidence(memory: StreamMemory, head: Head) -> Tensor:
     spread around the mean over the spread of all; log of the share of the count times C. Then the mean of
     each over the classes. How tight a class is tells one that is frequent from one that swallows others.
     """
-    centred, _ = centred_means(memory)
-    rows = head.weight - head.weight.mean(-2, keepdim=True)
-    tiny = 1e-6
+    tiny, classes = 1e-6, memory.counts.shape[-1]
+    lengths = at.norms.clamp_min(tiny) * rows.norms.clamp_min(tiny)
     numbers = (
         memory.counts.add(tiny).log().clamp_min(-5),
-        F.cosine_similarity(centred, rows.expand_as(centred), dim=-1, eps=tiny),
+        (at.centred * rows.centred).sum(-1) / lengths,
         memory.counts / memory.mass.clamp_min(tiny),
-        relative_norm(centred),
-        relative_norm(rows).expand_as(memory.counts),
-        (memory.marginal * memory.marginal.shape[-1]).add(1e-3).log(),
-        relative_spread(memory).add(1e-2).log(),
-        (memory.counts * memory.counts.shape[-1] / memory.counts.sum(-1, keepdim=True).clamp_min(tiny))
-        .add(1e-3)
-        .log(),
+        over_average(at.norms),
+        over_average(rows.norms).expand_as(memory.counts),
+        (memory.marginal * classes).add(1e-3).log(),
+        relative_spread(memory, at).add(1e-2).log(),
+        (memory.counts * classes / at.summed.clamp_min(tiny)).add(1e-3).log(),
     )
     own = torch.stack(numbers, -1)
     return torch.cat([own, own.mean(-2, keepdim=True).expand_as(own)], -1)
 
 
-def relative_spread(memory: StreamMemory) -> Tensor:
+def relative_spread(memory: StreamMemory, at: Centres) -> Tensor:
     """Return the mean squared distance from the class mean over that from the stream's mean (..., C).
 
     One for a class that is hardly there.
     """
-    tiny = torch.finfo(memory.counts.dtype).tiny
-    counts = memory.counts.clamp_min(tiny)
-    within = memory.squares / counts - (memory.sums / counts.unsqueeze(-1)).square().sum(-1)
-    count = memory.counts.sum(-1, keepdim=True).clamp_min(tiny)
-    middle = (memory.sums.sum(-2) / count).square().sum(-1, keepdim=True)
-    whole = memory.squares.sum(-1, keepdim=True) / count
+    within = memory.squares / at.counts - at.means.square().sum(-1)
+    whole = memory.squares.sum(-1, keepdim=True) / at.summed
     # Relative to the features themselves: less is rounding error.
-    overall = (whole - middle).clamp_min(ROUNDING * whole).clamp_min(tiny)
-    return torch.where(memory.counts > RARE, within.clamp_min(0) / overall, torch.ones_like(within))
+    overall = torch.maximum(whole - at.middle.square(), ROUNDING * whole)
+    spread = within.clamp_min(0) / overall.clamp_min(torch.finfo(within.dtype).tiny)
+    return torch.where(memory.counts > RARE, spread, 1.0)
 
 
-def relative_norm(rows: Tensor) -> Tensor:
-    """Return the norm of every row over the average norm (..., C)."""
-    norms = rows.norm(dim=-1)
-    relative: Tensor = norms / norms.mean(-1, keepdim=True).clamp_min(1e-6)
-    return relative
+def over_average(norms: Tensor) -> Tensor:
+    """Return every class's norm over their average (..., C)."""
+    return norms / norms.mean(-1, keepdim=True).clamp_min(1e-6)

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.functional.labels import linear_logits
-from vicinal.functional.memory import EVIDENCE, batch_memory, centred_means, evidence, remember
+from vicinal.functional.memory import (
+    EVIDENCE,
+    Rows,
+    batch_memory,
+    centres,
+    evidence,
+    remember,
+    source_rows,
+)
 from vicinal.types import GaussianW, Head, StreamMemory
 
 
@@ -91,17 +99,19 @@ class StreamInferenceNet(nn.Module):
         mean of the stream, so that a row is moved for centred features. The spread is s_c r / sqrt(d) in
         every direction.
         """
-        numbers = (evidence(memory, head) - self.location) / self.scale
+        return self._infer(memory, head, source_rows(head))
+
+    def _infer(self, memory: StreamMemory, head: Head, rows: Rows) -> GaussianW:
+        at = centres(memory)
+        numbers = (evidence(memory, at, rows) - self.location) / self.scale
         step, beta, log_spread = self.net(numbers).unbind(-1)
-        centred, total = centred_means(memory)
-        row_norm = head.weight.norm(dim=-1).mean(-1)[..., None, None]
-        unit = centred / centred.norm(dim=-1).mean(-1).clamp_min(1e-6)[..., None, None]
-        moved = step.unsqueeze(-1) * row_norm * unit
-        heat = self.log_temperature.exp()
+        length = rows.size.unsqueeze(-1)
+        moved = (step * (length / at.norms.mean(-1, keepdim=True).clamp_min(1e-6))).unsqueeze(-1) * at.centred
+        cool = self.log_temperature.neg().exp()
         prior = self.marginal_weight * (memory.marginal + 1e-3).log()
-        bias = head.bias + beta + prior - (moved * total).sum(-1)
-        spread = log_spread.exp().unsqueeze(-1) * row_norm / math.sqrt(centred.shape[-1])
-        return GaussianW((head.weight + moved) / heat, (spread / heat).expand_as(moved), bias / heat)
+        bias = head.bias + beta + prior - (moved * at.total).sum(-1)
+        spread = log_spread.exp() * (length * (cool / math.sqrt(moved.shape[-1])))
+        return GaussianW((head.weight + moved) * cool, spread.unsqueeze(-1).expand_as(moved), bias * cool)
 
     def trust(self, memory: StreamMemory, head: Head) -> Tensor:
         """Return how far each class can be trusted (..., C): 1 inside the range phi was fitted on.
@@ -109,7 +119,7 @@ class StreamInferenceNet(nn.Module):
         exp(-e), e the excess over the fitted range in standard deviations of the fitted evidence, summed over
         the numbers: outside what it has seen, phi is guessing.
         """
-        numbers = evidence(memory, head)
+        numbers = evidence(memory, centres(memory), source_rows(head))
         below, above = (self.low - numbers).clamp_min(0), (numbers - self.high).clamp_min(0)
         return torch.exp(-((below + above) / self.scale).sum(-1))
 
@@ -121,8 +131,8 @@ class StreamInferenceNet(nn.Module):
         self, z: Tensor, logits: Tensor, head: Head, memory: StreamMemory
     ) -> tuple[GaussianW, StreamMemory]:
         """Return w for a batch and the memory that holds it: rounds of label-then-mean."""
-        y = logits.softmax(-1)
+        y, rows = logits.softmax(-1), source_rows(head)
         for _ in range(self.rounds):
-            w = self.infer(self.step_memory(memory, z, y), head)
+            w = self._infer(self.step_memory(memory, z, y), head, rows)
             y = linear_logits(z, w.mean, w.bias).softmax(-1)
         return w, self.step_memory(memory, z, y)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from vicinal.functional.labels import neighbor_labels
 from vicinal.functional.losses import gaussian_kl, label_cross_entropy
-from vicinal.functional.memory import batch_memory, evidence
+from vicinal.functional.memory import batch_memory, centres, evidence, source_rows
 from vicinal.models.inference import StreamInferenceNet
 from vicinal.training.config import OutOfFoldConfig
 from vicinal.training.left_out import Lesson
@@ -113,15 +113,21 @@ def _scan(new: StreamMemory, decay: float) -> StreamMemory:
     )
 
 
+def _evidence(phi: StreamInferenceNet, lesson: Lesson, memory: StreamMemory, y: Tensor) -> Tensor:
+    """Return what phi would read at every step, a row for each step and class."""
+    seen = phi.step_memory(memory, lesson.z, y)
+    return evidence(seen, centres(seen), source_rows(lesson.head)).flatten(0, -2)
+
+
 @torch.no_grad()
 def _set_scale(phi: StreamInferenceNet, lesson: Lesson, memory: StreamMemory, y: Tensor) -> None:
-    numbers = evidence(phi.step_memory(memory, lesson.z, y), lesson.head).flatten(0, -2)
+    numbers = _evidence(phi, lesson, memory, y)
     phi.location.copy_(numbers.mean(0))
     phi.scale.copy_(numbers.std(0) + 1e-3)
 
 
 @torch.no_grad()
 def _set_range(phi: StreamInferenceNet, lesson: Lesson, memory: StreamMemory, y: Tensor) -> None:
-    numbers = evidence(phi.step_memory(memory, lesson.z, y), lesson.head).flatten(0, -2)
+    numbers = _evidence(phi, lesson, memory, y)
     phi.low.copy_(numbers.amin(0))
     phi.high.copy_(numbers.amax(0))
