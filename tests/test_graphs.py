@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vicinal import graphs
 from vicinal.adapters.contract import METHODS
-from vicinal.graphs import Recorder, overwritten, suited
+from vicinal.graphs import Branch, Recorder, overwritten, suited
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 STEADY = [name for name in METHODS if METHODS[name].build.steady]
@@ -119,3 +119,31 @@ def test_a_step_that_looks_at_numbers_refuses_and_runs_on() -> None:
         found = recorder.run(step, torch.full((2,), value, device="cuda"))["y"]
         assert found.tolist() == [abs(value)] * 2
     assert recorder.refused
+
+
+def branched(x: Tensor) -> dict[str, Tensor]:
+    with Branch() as branch:
+        beside = (x @ x).sin()
+    own = x.exp()
+    branch.join()
+    branch.join()  # once is enough, twice does no harm
+    return {"y": own * beside}
+
+
+def test_a_branch_is_done_in_its_place_where_nothing_is_recorded() -> None:
+    x = torch.arange(9.0).view(3, 3)
+    assert torch.equal(branched(x)["y"], x.exp() * (x @ x).sin())
+
+
+def test_an_error_in_a_branch_comes_through() -> None:
+    with pytest.raises(RuntimeError, match="shapes"), Branch():
+        torch.zeros(2, 3) @ torch.zeros(2, 3)
+
+
+@gpu
+def test_a_branch_of_a_recorded_step_gives_what_it_gives_in_its_place() -> None:
+    recorder = Recorder()
+    for seed in range(6):
+        x = torch.randn(64, 64, generator=torch.Generator().manual_seed(seed)).cuda()
+        torch.testing.assert_close(recorder.run(branched, x)["y"], branched(x)["y"])
+    assert (recorder.refused, recorder.recordings) == ("", 1)

@@ -23,6 +23,7 @@ from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
 from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError, ConfigError
 from vicinal.functional.losses import prediction_entropy, share_divergence, soft_cross_entropy
+from vicinal.graphs import Branch
 from vicinal.models.inference import StreamInferenceNet
 
 Update = Literal["none", "marginal", "anchored", "entropy"]
@@ -111,9 +112,11 @@ class Vnl(Adapter):
         return as_logits(y_hat)
 
     def _learn(self, x: Tensor) -> None:
-        held = self._held(x)
+        with Branch() as branch:  # the anchor's pass beside the model's own
+            held = self._held(x)
 
         def loss(z: Tensor, logits: Tensor) -> Tensor:
+            branch.join()
             entropy = self.settings.entropy_weight * prediction_entropy(logits)
             return entropy if held is None else entropy + held(logits)
 
