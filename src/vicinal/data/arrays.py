@@ -43,5 +43,5 @@ def _converted(images: Tensor, size: int, channels: int) -> Tensor:
 
 
 def to_bytes(values: Tensor) -> Tensor:
-    """Return values in 0..255, rounded, as uint8."""
-    return values.round().clamp(0, 255).to(torch.uint8)
+    """Return values in 0..255, rounded, as uint8; the values themselves are overwritten."""
+    return values.round_().clamp_(0, 255).to(torch.uint8)
