@@ -88,23 +88,23 @@ def renormalization_to(average: Moments, batch: Moments, share: Tensor, eps: flo
     if kernel is None:
         return renormalization(batch, mix(average, batch, share), eps)
     r, d = torch.empty_like(average.mean), torch.empty_like(average.mean)
-    _launch(kernel, (*values, _constant(eps, share.device)), (len(average.mean),), (r, d))
+    _launch(kernel, (*values, constant(eps, share.device)), (len(average.mean),), (r, d))
     return r, d
 
 
 def _launch(kernel: Kernel, values: Sequence[Tensor], numbers: Sequence[int], out: Sequence[Tensor]) -> None:
     blocks = -(-len(out[0]) // THREADS)
-    with _on(values[0].device):
+    with on(values[0].device):
         kernel((blocks, 1, 1), (THREADS, 1, 1), [*values, *numbers, *out])
 
 
-def _on(device: torch.device) -> AbstractContextManager[Any]:
+def on(device: torch.device) -> AbstractContextManager[Any]:
     """Return a block that starts kernels on a device, which need not be the current one."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @cache
-def _constant(value: float, device: torch.device) -> Tensor:
+def constant(value: float, device: torch.device) -> Tensor:
     """Return a number where kernels read it; versions of torch pass bare ones in different ways."""
     return torch.tensor(value, device=device)
 

@@ -5,6 +5,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from vicinal.adapters.reading import read
 from vicinal.functional.labels import neighbor_draws, neighbor_labels
 from vicinal.functional.memory import empty_memory
 from vicinal.models.inference import StreamInferenceNet
@@ -35,10 +36,10 @@ class StreamLabeler(nn.Module):
         y_hat = t y_w + (1 - t) y_own, y_w what draws of w say and t the trust in it: the part of its mass
         that lies on classes whose evidence is inside the range phi was fitted on.
         """
-        w, memory = self.phi(z, logits, head, self.memory)
+        w, memory, trusted = read(self.phi, z.contiguous(), logits.contiguous(), head, self.memory)
         draws = neighbor_draws(z, w, num_samples, generator) if num_samples else None
         y_w = neighbor_labels(z, w, 0) if draws is None else draws.mean(0)
-        trust = (y_w * self.phi.trust(memory, head)).sum(-1, keepdim=True)
+        trust = (y_w * trusted).sum(-1, keepdim=True)
         torch._foreach_copy_(list(self.memory), list(memory))
         own = (1 - trust) * logits.softmax(-1)
         self.draws = None if draws is None else trust * draws + own

@@ -148,6 +148,11 @@ def augment_fused(images: Tensor, rows: Tensor) -> Tensor | None:
 @cache
 def _kernels(device: int, whole_levels: bool, channels: int) -> list[Kernel] | None:
     """Return (measure, augment) for a device and kind of pixels, or None where they cannot be compiled."""
+    return compiled(source(whole_levels, channels), ("measure", "augment"), device)
+
+
+def source(whole_levels: bool, channels: int) -> str:
+    """Return the text of the kernels with the constants of a kind of pixels."""
     constants = {
         "PIXEL": "unsigned char" if whole_levels else "float",
         "SCALE": "(1.0f / 255)" if whole_levels else "1.0f",
@@ -162,4 +167,4 @@ def _kernels(device: int, whole_levels: bool, channels: int) -> list[Kernel] | N
         "BLUE": f"{BLUE}f",
         "SMALLEST_SPREAD": f"{SMALLEST_SPREAD}f",
     }
-    return compiled(with_constants(SOURCE, constants), ("measure", "augment"), device)
+    return with_constants(SOURCE, constants)

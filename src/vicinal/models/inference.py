@@ -91,6 +91,12 @@ class StreamInferenceNet(nn.Module):
         self.register_buffer("low", torch.full((width,), -math.inf))
         self.register_buffer("high", torch.full((width,), math.inf))
 
+    def packed(self) -> Tensor:
+        """Return all numbers of the net in one row, in the order in which a kernel takes them."""
+        first, _, last = self.net
+        parts = [self.location, self.scale, self.low, self.high, *first.parameters(), *last.parameters()]
+        return torch.cat([part.flatten() for part in (*parts, self.log_temperature, self.marginal_weight)])
+
     def infer(self, memory: StreamMemory, head: Head) -> GaussianW:
         """Return w from a memory that already holds the batch.
 
