@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -118,7 +119,7 @@ class Branch:
 
     def __enter__(self) -> "Branch":
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._stream = _beside(torch.cuda.current_device())
             self._stream.wait_stream(torch.cuda.current_stream())
             self._block = torch.cuda.stream(self._stream)
         self._block.__enter__()
@@ -132,6 +133,12 @@ class Branch:
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
             self._stream = None
+
+
+@cache
+def _beside(device: int) -> torch.cuda.Stream:
+    """Return the stream that branches are recorded on: torch has few and deals them out again and again."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def adam_options(device: torch.device) -> dict[str, Any]:
