@@ -122,7 +122,7 @@ def test_a_step_that_looks_at_numbers_refuses_and_runs_on() -> None:
 
 
 def branched(x: Tensor) -> dict[str, Tensor]:
-    with Branch() as branch:
+    with Branch(x.device) as branch:
         beside = (x @ x).sin()
     own = x.exp()
     branch.join()
@@ -136,7 +136,7 @@ def test_a_branch_is_done_in_its_place_where_nothing_is_recorded() -> None:
 
 
 def test_an_error_in_a_branch_comes_through() -> None:
-    with pytest.raises(RuntimeError, match="shapes"), Branch():
+    with pytest.raises(RuntimeError, match="shapes"), Branch(torch.device("cpu")):
         torch.zeros(2, 3) @ torch.zeros(2, 3)
 
 

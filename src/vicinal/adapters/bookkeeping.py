@@ -106,7 +106,7 @@ def on(device: torch.device) -> AbstractContextManager[Any]:
 @cache
 def constant(value: float, device: torch.device) -> Tensor:
     """Return a number where kernels read it; versions of torch pass bare ones in different ways."""
-    return torch.tensor(value, device=device)
+    return torch.tensor(value, device=device, dtype=torch.float32)
 
 
 def _kernel(name: str, *values: Tensor) -> Kernel | None:

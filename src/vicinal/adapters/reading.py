@@ -2,8 +2,8 @@
 
 The formulas are those of `functional.memory` and `StreamInferenceNet`; starting their kernels takes all the
 time. One block does the whole reading: a few classes and a batch are little work, and every part of it has to
-wait for the one before. torch compiles the kernel at run time with NVRTC; where it cannot be had, or classes
-are too many for one block, the formulas run as written.
+wait for the one before. torch compiles the kernel at run time with NVRTC; where it cannot be had, or there is
+too much to do for one block, the formulas run as written.
 """
 
 from functools import cache
@@ -21,6 +21,8 @@ from vicinal.types import GaussianW, Head, StreamMemory
 THREADS = 1024  # of the one block
 LANES = 32  # threads that add up one sum; both are powers of two
 MOST_CLASSES = 256  # whose numbers fit into the memory that a block shares
+# Images times classes times features, above which one block is slower than the formulas: by an estimate.
+MOST_WORK = 3_000_000
 SOURCE = """
 struct Sums { float centred, mean, row, total; };  // over the features: squares, and products with centred
 
@@ -274,9 +276,10 @@ def read(phi: StreamInferenceNet, z: Tensor, logits: Tensor, head: Head, memory:
 
 def _kernel(*values: Tensor) -> Kernel | None:
     """Return the kernel if it can work on these tensors, else None."""
-    logits = values[1]
+    z, logits = values[:2]
     fits = logits.dim() == 2 and len(logits) > 0 and logits.shape[-1] <= MOST_CLASSES
-    return _compiled(values[0].device.index) if fits and suited(*values) else None
+    little = fits and z.numel() * logits.shape[-1] <= MOST_WORK
+    return _compiled(z.device.index) if little and suited(*values) else None
 
 
 @cache

@@ -112,7 +112,7 @@ class Vnl(Adapter):
         return as_logits(y_hat)
 
     def _learn(self, x: Tensor) -> None:
-        with Branch() as branch:  # the anchor's pass beside the model's own
+        with Branch(x.device) as branch:  # the anchor's pass beside the model's own
             held = self._held(x)
 
         def loss(z: Tensor, logits: Tensor) -> Tensor:

@@ -320,7 +320,8 @@ def _measure(
         "batch_size": stream.batch_size,
         "seed": trained.seed,
     }
-    borrows = chooser is not trained and takes_choices(about)
+    teaches = chooser is not trained and chooser.request.out_of_fold is not None
+    borrows = teaches and takes_choices(about)
     if borrows:
         about["chooser"] = chooser.about
     return MeasureRun(

@@ -18,7 +18,16 @@ from vicinal.report.pictures import KINDS, Picture, pictures_of
 from vicinal.report.plots import LineStyle
 from vicinal.report.protocols import protocol_of
 from vicinal.report.texts import Printed
-from vicinal.report.views import Table, agreement, anchor, expectation, facts_of, headlines, table_of
+from vicinal.report.views import (
+    Table,
+    agreement,
+    anchor,
+    expectation,
+    facts_of,
+    headlines,
+    other_nets,
+    table_of,
+)
 from vicinal.versions import versions
 
 PAGE, FIGURES = "report.html", "figures"
@@ -68,6 +77,7 @@ def _values(
     values = {
         "title": _title(spec, board),
         "note": "" if spec is None else spec.note,
+        "other_nets": [] if spec is None or board.quick else other_nets(spec, board),
         "quick": board.quick,
         "facts": facts_of(spec, board),
         "headlines": headlines(board),

@@ -14,7 +14,7 @@ from vicinal.report.expectations import check_expectations
 from vicinal.report.formats import markdown_text
 from vicinal.report.page import replace_text
 from vicinal.report.texts import Printed
-from vicinal.report.views import Expectation, Table, expectation, table_of
+from vicinal.report.views import Expectation, Table, expectation, other_nets, table_of
 
 HEADINGS = ("Method", "Paper", "Ours (seeds)", "Difference")
 WORDS = {True: "met", False: "missed", None: "not measured"}
@@ -68,6 +68,7 @@ def write_readme(
     board = make_board(spec, records)
     lines = [f"# {markdown_text(spec.title)}", "", f"{spec.paper}." if spec.paper else ""]
     lines += ["", "```", command, "```", "", markdown_text(spec.note)]
+    lines += [line for other in other_nets(spec, board) for line in ("", f"**{markdown_text(other)}**")]
     if board.quick:
         lines += ["", f"**{QUICK}**"]
     for table in board_tables(spec, board):
@@ -90,8 +91,7 @@ def write_readme(
         ]
     if notes:
         lines += ["", "## Missing", "", *(f"- {markdown_text(note)}" for note in notes)]
-    lines += [
-        "",
-        "Every run with its whole protocol is in `records.jsonl`, figures and curves in `report.html`.",
-    ]
+    packed = (folder / "records.jsonl.gz").exists()
+    file = "records.jsonl.gz" if packed else "records.jsonl"
+    lines += ["", f"Every run with its whole protocol is in `{file}`, figures and curves in `report.html`."]
     replace_text(folder / "README.md", "\n".join(lines) + "\n")

@@ -179,6 +179,20 @@ def expectation(outcome: Outcome, board: Board) -> Expectation:
     return Expectation(outcome.met, what, found)
 
 
+def other_nets(spec: Spec, board: Board) -> list[str]:
+    """Return a sentence for every net that was measured in place of the one a column asks for."""
+    pairs = {
+        (record.backbone, spec.setting(column.name).backbone)
+        for column in board.columns
+        for record in column.records
+    }
+    return [
+        f"Measured with {net}, not with {asked}, which the table asks for."
+        for net, asked in sorted(pairs, key=str)
+        if asked is not None and asked != net
+    ]
+
+
 def headlines(board: Board) -> list[tuple[str, str, str]]:
     """Return (column, row, sentence) for each column: the paper's method, else the best row."""
     lines = []

@@ -103,8 +103,9 @@ class OutOfFoldConfig:
         for update in self.updates:
             if update not in UPDATES:
                 raise UnknownNameError("update", update, UPDATES)
-        if self.leave_out < 0 or self.epochs < 1 or self.batch_size < 1:
-            raise ConfigError("out-of-fold fitting needs leave_out >= 0, epochs >= 1 and batch_size >= 1")
+        if self.leave_out < 0 or min(self.epochs, self.batch_size, self.rounds) < 1:
+            needs = "leave_out >= 0, and epochs, batch_size and rounds >= 1"
+            raise ConfigError(f"out-of-fold fitting needs {needs}")
         if not self.step_sizes or not self.updates:
             raise ConfigError("out-of-fold fitting needs a step size and an update to try")
 
