@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn.functional import interpolate
 from torchvision.transforms import InterpolationMode
@@ -45,6 +44,9 @@ def split_digits(labels: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def _base_digits() -> tuple[Tensor, Tensor]:
     """Return the digits as (1797, 1, 8, 8) in [0, 1], and their labels."""
+    # Here, since it takes a second to import and every command and worker would pay for it.
+    from sklearn.datasets import load_digits
+
     bunch = load_digits()
     pixels = torch.from_numpy(bunch.images).float().unsqueeze(1) / MAX_INK
     return pixels, torch.from_numpy(bunch.target).long()

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torchmetrics.functional.classification import multiclass_accuracy, multiclass_calibration_error
 
 from vicinal.errors import DataError
 from vicinal.registry import Registry
@@ -24,6 +23,9 @@ def accuracy(probs: Tensor, labels: Tensor) -> float:
     probs, labels = _checked(probs, labels)
     if not bool(probs.isfinite().all()):
         return math.nan
+    # Here and below, since it takes longer to import than torch and most commands measure nothing.
+    from torchmetrics.functional.classification import multiclass_accuracy
+
     return float(multiclass_accuracy(probs, labels, num_classes=probs.shape[1], average="micro"))
 
 
@@ -35,6 +37,8 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
     probs, labels = _checked(probs, labels)
     if not bool(probs.isfinite().all()):
         return math.nan
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
     # torchmetrics files a confidence of exactly 1 in a bin of its own; just below 1 it shares the last one.
     # It rounds to float32, so "just below" is float32's.
     below_one = probs.clamp(max=1 - torch.finfo(torch.float32).eps)
