@@ -14,6 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import sklearn.datasets  # noqa: F401  by the first run that needs it otherwise
+import torchmetrics.functional.classification  # noqa: F401  likewise
+
 from vicinal.benchmarks.jobs import Place
 from vicinal.benchmarks.plan import plan
 from vicinal.benchmarks.run import run_plan

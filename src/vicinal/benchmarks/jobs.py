@@ -199,14 +199,17 @@ class MeasureJob:
         key = self.run.chooser
         if key is None:
             return trained
-        chooser: Trained = desk.keep("chooser", key, lambda: load(self.place.model(key), desk.device))
-        return replace(
-            trained,
-            anchor_phi=chooser.anchor_phi,
-            predict_phi=chooser.predict_phi,
-            choice=chooser.choice,
-            config={**trained.config, "out_of_fold": chooser.config["out_of_fold"]},
-        )
+
+        def taught() -> dict[str, Any]:
+            chooser = load(self.place.model(key), desk.device)
+            names = ("anchor_phi", "predict_phi", "choice")
+            return {name: getattr(chooser, name) for name in names} | {
+                "options": chooser.config["out_of_fold"]
+            }
+
+        # All that were asked for are kept: they are small without their net, and rows come in any order.
+        found = dict(desk.keep(f"taught by {key}", "", taught))
+        return replace(trained, config={**trained.config, "out_of_fold": found.pop("options")}, **found)
 
 
 def _prepared(run: TrainRun, place: Place, desk: Desk) -> Prepared:
