@@ -1,11 +1,12 @@
 """Every kernel compiles for real GPUs: that needs none of them, only the compiler that torch for CUDA has."""
 
 import pytest
+import torch
 from torch.cuda import _utils
 
 from vicinal.adapters import bookkeeping, reading
 from vicinal.data import fused
-from vicinal.kernels import with_constants
+from vicinal.kernels import constant, suited, with_constants
 
 TEXTS = {
     "average": bookkeeping.source(),
@@ -29,3 +30,21 @@ def test_it_compiles(name: str, capability: str) -> None:
 
 def test_constants_come_before_the_text() -> None:
     assert with_constants("x", {"A": 1, "B": "2.5f"}) == "#define A 1\n#define B 2.5f\nx"
+
+
+def test_only_plain_single_precision_goes_to_the_kernels() -> None:
+    plain = torch.zeros(6)
+    assert suited(plain, plain[:1], device="cpu")
+    assert not suited(plain)  # not on a GPU
+    assert not suited(plain, plain.double(), device="cpu")
+    assert not suited(plain, torch.zeros(12)[::2], device="cpu")
+    assert not suited(plain, torch.zeros(6, device="meta"), device="cpu")
+
+
+def test_a_constant_is_a_float_whatever_torch_makes_of_others() -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert constant(0.8125, torch.device("cpu")).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(before)

@@ -116,7 +116,8 @@ class Branch:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, None  # type: torch.device, torch.cuda.Stream | None
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
         self._block: AbstractContextManager[Any] = nullcontext()
 
     def __enter__(self) -> "Branch":

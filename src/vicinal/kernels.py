@@ -1,9 +1,12 @@
 """CUDA kernels from source text, compiled by torch at run time (NVRTC) where that can be had."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 Kernel = Callable[..., Any]  # of a grid, a block and a list of arguments
 
@@ -21,3 +24,25 @@ def compiled(text: str, names: Sequence[str], device: int) -> list[Kernel] | Non
 def with_constants(text: str, constants: Mapping[str, Any]) -> str:
     """Return a source with names defined before it."""
     return "".join(f"#define {name} {value}\n" for name, value in constants.items()) + text
+
+
+def suited(*values: Tensor, device: str = "cuda") -> bool:
+    """Say whether tensors are what the kernels take: single precision, in one piece, on one device."""
+    return all(
+        value.device == values[0].device
+        and value.device.type == device
+        and value.dtype == torch.float32
+        and value.is_contiguous()
+        for value in values
+    )
+
+
+def on(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a block that starts kernels on a device, which need not be the current one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@cache
+def constant(value: float, device: torch.device) -> Tensor:
+    """Return a number where kernels read it; versions of torch pass bare ones in different ways."""
+    return torch.tensor(value, device=device, dtype=torch.float32)

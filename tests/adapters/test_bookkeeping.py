@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vicinal.adapters import bookkeeping
-from vicinal.adapters.bookkeeping import averaged, renormalization_to, source, suited
+from vicinal.adapters.bookkeeping import averaged, renormalization_to, source
 from vicinal.functional.normalization import Moments, mix, renormalization, transport
 
 CHANNELS = 300  # more than two blocks, the last one not full
@@ -107,12 +107,3 @@ def test_without_kernels_the_formulas_run_as_written(follow: bool) -> None:
 def test_on_a_gpu(follow: bool) -> None:
     assert set(bookkeeping._kernels(torch.cuda.current_device())) == {"average", "renormalize"}
     check("cuda", follow, 0.3)
-
-
-def test_only_plain_single_precision_goes_to_the_kernels() -> None:
-    plain = torch.zeros(6)
-    assert suited(plain, plain[:1], device="cpu")
-    assert not suited(plain)  # not on a GPU
-    assert not suited(plain, plain.double(), device="cpu")
-    assert not suited(plain, torch.zeros(12)[::2], device="cpu")
-    assert not suited(plain, torch.zeros(6, device="meta"), device="cpu")

@@ -6,9 +6,7 @@ run time with NVRTC; where they cannot be had the formulas run as written.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +19,7 @@ from vicinal.functional.normalization import (
     renormalization,
     transport,
 )
-from vicinal.kernels import Kernel, compiled, with_constants
+from vicinal.kernels import Kernel, compiled, constant, on, suited, with_constants
 
 THREADS = 128
 SOURCE = """
@@ -98,31 +96,9 @@ def _launch(kernel: Kernel, values: Sequence[Tensor], numbers: Sequence[int], ou
         kernel((blocks, 1, 1), (THREADS, 1, 1), [*values, *numbers, *out])
 
 
-def on(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a block that starts kernels on a device, which need not be the current one."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-@cache
-def constant(value: float, device: torch.device) -> Tensor:
-    """Return a number where kernels read it; versions of torch pass bare ones in different ways."""
-    return torch.tensor(value, device=device, dtype=torch.float32)
-
-
 def _kernel(name: str, *values: Tensor) -> Kernel | None:
     """Return a kernel that can work on these tensors, or None."""
     return _kernels(values[0].device.index).get(name) if suited(*values) else None
-
-
-def suited(*values: Tensor, device: str = "cuda") -> bool:
-    """Say whether tensors are what the kernels take: single precision, in one piece, on one device."""
-    return all(
-        value.device == values[0].device
-        and value.device.type == device
-        and value.dtype == torch.float32
-        and value.is_contiguous()
-        for value in values
-    )
 
 
 @cache

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vicinal.adapters.bookkeeping import constant, on, suited
 from vicinal.functional.memory import EVIDENCE, NUMBERS, RARE, ROUNDING
-from vicinal.kernels import Kernel, compiled, with_constants
+from vicinal.kernels import Kernel, compiled, constant, on, suited, with_constants
 from vicinal.models.inference import StreamInferenceNet
 from vicinal.types import GaussianW, Head, StreamMemory
 
