@@ -1,9 +1,7 @@
 """The kernels of the statistics against the formulas: compiled for the CPU, and on a GPU if there is one."""
 
 import ctypes
-import shutil
-import subprocess
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from vicinal.functional.normalization import Moments, mix, renormalization, tran
 
 CHANNELS = 300  # more than two blocks, the last one not full
 EPS = 1e-5
+Pointers = Callable[[Sequence[Any]], Any]
 # What CUDA has and a C++ compiler does not; every thread of every block is run in turn.
 SHIM = """
 #include <math.h>
@@ -51,29 +50,17 @@ def moments(seed: int, device: str = "cpu") -> Moments:
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    folder: Path = tmp_path_factory.mktemp("kernels")
-    (folder / "kernels.cpp").write_text(SHIM + source() + DRIVER)
-    library = folder / "kernels.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, folder / "kernels.cpp"], check=True)
-    return ctypes.CDLL(str(library))
+def compiled(build_cpp: Callable[[str], ctypes.CDLL]) -> ctypes.CDLL:
+    return build_cpp(SHIM + source() + DRIVER)
 
 
 @pytest.fixture
-def on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+def on_cpu(compiled: ctypes.CDLL, as_pointers: Pointers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the kernels compiled for the CPU stand where those of a GPU would."""
 
     def kernel(name: str, *_: Tensor) -> Any:
         def launch(grid: tuple[int, ...], block: tuple[int, ...], told: list[Any]) -> None:
-            held = [
-                ctypes.c_void_p(value.data_ptr()) if isinstance(value, Tensor) else ctypes.c_int(value)
-                for value in told
-            ]
-            pointers = (ctypes.c_void_p * len(held))(*(ctypes.addressof(value) for value in held))
-            compiled.run(getattr(compiled, f"body_{name}"), pointers, grid[0], block[0])
+            compiled.run(getattr(compiled, f"body_{name}"), as_pointers(told), grid[0], block[0])
 
         return launch
 

@@ -1,9 +1,7 @@
 """The kernel of a reading against the formulas: its threads run on the CPU, and on a GPU if there is one."""
 
 import ctypes
-import shutil
-import subprocess
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from vicinal.functional.memory import empty_memory
 from vicinal.models.inference import StreamInferenceNet
 from vicinal.types import Head, StreamMemory
 
+Pointers = Callable[[Sequence[Any]], Any]
 # What CUDA has and a C++ compiler does not. The threads are threads and wait for one another where those of a
 # block do: a wait that is missing shows, if not every time.
 SHIM = """
@@ -82,29 +81,17 @@ def head_of(classes: int, features: int) -> Head:
 
 
 @pytest.fixture(scope="module", params=[(1, 1), (16, 4), (32, 32)], ids=str)
-def compiled(request: Any, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    folder: Path = tmp_path_factory.mktemp("kernel")
-    (folder / "kernel.cpp").write_text(SHIM + source(*request.param) + DRIVER)
-    library = folder / "kernel.so"
-    command = [compiler, "-shared", "-fPIC", "-O1", "-pthread", "-o", library, folder / "kernel.cpp"]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(library))
+def compiled(request: Any, build_cpp: Callable[[str], ctypes.CDLL]) -> ctypes.CDLL:
+    return build_cpp(SHIM + source(*request.param) + DRIVER)
 
 
 @pytest.fixture
-def on_cpu(compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+def on_cpu(compiled: ctypes.CDLL, as_pointers: Pointers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the kernel compiled for the CPU stand where that of a GPU would."""
 
     def launch(grid: tuple[int, ...], block: tuple[int, ...], told: list[Any]) -> None:
         assert grid == (1, 1, 1)
-        held = [
-            ctypes.c_void_p(value.data_ptr()) if isinstance(value, Tensor) else ctypes.c_int(value)
-            for value in told
-        ]
-        compiled.run((ctypes.c_void_p * len(held))(*(ctypes.addressof(value) for value in held)))
+        compiled.run(as_pointers(told))
 
     monkeypatch.setattr(reading, "_kernel", lambda *values: launch)
 
