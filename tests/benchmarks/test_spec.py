@@ -193,6 +193,7 @@ WRONG = [
     ("value = 80", 'value = "80"', "figures[1]: value must be a number"),
     ('below = "ERM"', "", "expects[1]: give one of at_least, above, at_most and below"),
     ('below = "ERM"', 'below = "ERM"\nat_most = 1', "expects[1]: give one of"),
+    ('below = "ERM"', 'below = "ERM"\ntarget = "45"', "expects[1]: unknown target '45'"),
     ('below = "ERM"', 'below = "Theirs"', "expects[1]: unknown row measured in 'Turned' 'Theirs'"),
     ('row = "Ours"\nsetting = "Turned"', 'row = "Ours"\nsetting = "Photos"', "measured in 'Photos' 'Ours'"),
     ("[[expects]]", "[[expects", "not TOML"),

@@ -62,11 +62,11 @@ def records(quick: bool = False) -> list[Record]:
     ]
 
 
-def printed(found: list[Record]) -> list[str]:
+def printed(found: list[Record], spec: Spec = SPEC) -> list[str]:
     console = Console(width=120, record=True, quiet=True)
     with console.capture() as captured:
         console.quiet = False
-        console.print(results_rich(SPEC, found))
+        console.print(results_rich(spec, found))
     return [" ".join(line.split()) for line in captured.get().splitlines()]
 
 
@@ -129,3 +129,36 @@ def test_the_readme_names_the_file_of_records_that_is_there(tmp_path: Path) -> N
     (tmp_path / "records.jsonl.gz").touch()
     write_readme(SPEC, records(), tmp_path, "vicinal reproduce made")
     assert "`records.jsonl.gz`" in (tmp_path / "README.md").read_text()
+
+
+def by_angle() -> Spec:
+    """The spec with the paper's figure on one target, and expectations of that target."""
+    figures = (Figure("ERM", "Digits", 58.0, target="90"), Figure("[Theirs]", "Digits", 70.0))
+    expects = (
+        Expect("Ours", "Digits", at_least=75.0, target="90"),
+        Expect("Ours", "Digits", at_least=75.0, target="0"),
+        Expect("Ours", "Digits", above="ERM", target="90"),
+    )
+    return replace(SPEC, figures=figures, expects=expects)
+
+
+def test_a_target_the_paper_has_a_figure_of_is_a_section_of_its_own() -> None:
+    lines = printed(records(), by_angle())
+    start = lines.index("Digits, 90")
+    # ERM on 90: 50 and 60, ours 70 and 80.
+    assert lines[start + 1 : start + 3] == ["ERM 58.0 55.0 ± 7.1 (2) \u22123.0", "Ours 75.0 ± 7.1 (2)"]
+    assert "Digits, 0" not in lines
+
+
+def test_the_readme_has_the_targets_side_by_side(tmp_path: Path) -> None:
+    write_readme(by_angle(), records(), tmp_path, "vicinal reproduce made")
+    text = (tmp_path / "README.md").read_text()
+    assert "| Method | 0 | 90 |" in text
+    assert "| ERM | 45.0 ± 7.1 | 55.0 ± 7.1, paper 58.0 |" in text
+
+
+def test_an_expectation_of_one_target_is_held_against_that_target() -> None:
+    at_90, at_0, above = expectations_of(by_angle(), records())
+    assert (at_90.met, at_0.met, above.met) == (True, False, True)
+    assert at_90.what == "Digits, 90: Ours at least 75.0"
+    assert "difference +20.0" in above.found

@@ -143,12 +143,15 @@ def _check_row(row: "Row", spec: "Spec") -> None:
 def _check_figure(figure: "Figure", spec: "Spec") -> None:
     _known("row", figure.row, [row.label for row in spec.rows])
     _known("setting", figure.setting, [setting.name for setting in spec.settings])
-    setting = spec.setting(figure.setting)
+    _check_target(figure.target, spec.setting(figure.setting))
+
+
+def _check_target(target: str | None, setting: "Setting") -> None:
     named = {name for group in setting.targets for name in group}
     if setting.targets == EACH:
         named = set(DATASETS[setting.data].domains)
-    if figure.target is not None and named:
-        _known("target", figure.target, named)
+    if target is not None and named:
+        _known("target", target, named)
 
 
 def _check_expect(expect: "Expect", spec: "Spec") -> None:
@@ -160,3 +163,4 @@ def _check_expect(expect: "Expect", spec: "Spec") -> None:
     for label in (expect.row, expect.above, expect.below):
         if label is not None:
             _known(f"row measured in '{expect.setting}'", label, measured)
+    _check_target(expect.target, spec.setting(expect.setting))

@@ -72,6 +72,7 @@ class Expect:
     at_most: float | None = None  # where less is better
     below: str | None = None  # likewise
     tolerance: float = 0.0
+    target: str | None = None  # of one target; without it of the mean over the column's targets
 
 
 @dataclass(frozen=True)
@@ -268,5 +269,6 @@ READERS: dict[type, dict[str, Reader]] = {
         "at_most": _number,
         "below": _text,
         "tolerance": _number,
+        "target": _text,
     },
 }

@@ -23,7 +23,7 @@ class Cell:
     records: tuple[Record, ...] = ()
     values: Mapping[int, float] = field(default_factory=dict)  # of seeds measured on every target
     unfinished: int = 0  # seeds that lack a target
-    by_target: Mapping[str, Summary] = field(default_factory=dict)
+    values_by_target: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     paper: Figure | None = None
     paper_by_target: Mapping[str, Figure] = field(default_factory=dict)
     against: Paired | None = None  # the column's reference, over the seeds that both have
@@ -32,6 +32,10 @@ class Cell:
     def summary(self) -> Summary | None:
         """Return the statistics over seeds; None where no seed was measured on every target."""
         return summary(list(self.values.values())) if self.values else None
+
+    def of(self, target: str | None) -> Mapping[int, float]:
+        """Return the value of each seed on a target; without one the mean over all."""
+        return self.values if target is None else self.values_by_target.get(target, {})
 
     @property
     def seeds(self) -> int:
@@ -62,7 +66,7 @@ class Column:
     @property
     def parts(self) -> tuple[str, ...]:
         """Return what the mean is taken apart into: its targets, or the domains of their joint stream."""
-        measured = dict.fromkeys(name for cell in self.cells.values() for name in cell.by_target)
+        measured = dict.fromkeys(name for cell in self.cells.values() for name in cell.values_by_target)
         domains = tuple(name for name in measured if name not in self.targets)
         return domains if domains and len(self.targets) == 1 else self.targets
 
@@ -173,7 +177,7 @@ def _cell(
         tuple(records),
         per_seed(run for run in runs if run[0] in whole),
         len({seed for seed, *_ in runs} - whole),
-        {t: summary(list(per_seed(members).values())) for t, members in of_target.items()},
+        {t: per_seed(members) for t, members in of_target.items()},
         next((figure for figure in figures if figure.target is None), None),
         {figure.target: figure for figure in figures if figure.target is not None},
     )

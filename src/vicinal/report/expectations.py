@@ -1,9 +1,10 @@
 """What a spec expects of our run, checked against what was measured."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from vicinal.benchmarks.spec import Expect, Spec
-from vicinal.evaluation.statistics import Paired, paired
+from vicinal.evaluation.statistics import Paired, paired, summary
 from vicinal.report.board import Board
 
 # A mean that equals a bound must not fall below it by the rounding of a sum.
@@ -26,17 +27,23 @@ def check_expectations(spec: Spec, board: Board) -> list[Outcome]:
     return [_outcome(expect, board) for expect in spec.expects]
 
 
-def _outcome(expect: Expect, board: Board) -> Outcome:
+def measured(expect: Expect, board: Board) -> Mapping[int, float]:
+    """Return the value of each seed that an expectation is about; empty where nothing was measured."""
     cell = board.cell(expect.row, expect.setting)
-    value = cell.summary.mean if cell is not None and cell.summary is not None else None
+    return {} if cell is None else cell.of(expect.target)
+
+
+def _outcome(expect: Expect, board: Board) -> Outcome:
+    here = measured(expect, board)
+    value = summary(list(here.values())).mean if here else None
     number = expect.at_least if expect.at_least is not None else expect.at_most
     other = expect.above if expect.above is not None else expect.below
     against = None
     if other is not None:
-        rival = board.cell(other, expect.setting)
-        number = rival.summary.mean if rival is not None and rival.summary is not None else None
-        if cell is not None and rival is not None and cell.values.keys() & rival.values.keys():
-            against = paired(cell.values, rival.values)
+        rival = measured(replace(expect, row=other), board)
+        number = summary(list(rival.values())).mean if rival else None
+        if here.keys() & rival.keys():
+            against = paired(here, rival)
     if value is None or number is None:
         return Outcome(expect, None, value, number)
     ahead = number - value if expect.at_most is not None or expect.below is not None else value - number

@@ -14,7 +14,7 @@ from vicinal.report.expectations import check_expectations
 from vicinal.report.formats import markdown_text
 from vicinal.report.page import replace_text
 from vicinal.report.texts import Printed
-from vicinal.report.views import Expectation, Table, expectation, other_nets, table_of
+from vicinal.report.views import Expectation, Table, TargetCell, expectation, other_nets, table_of
 
 HEADINGS = ("Method", "Paper", "Ours (seeds)", "Difference")
 WORDS = {True: "met", False: "missed", None: "not measured"}
@@ -32,7 +32,11 @@ def _ours(cell: Printed) -> str:
     return f"{text} ({cell.seeds})" + (" *" if cell.unfinished else "") if text else ""
 
 
-def _difference(cell: Printed) -> str:
+def _on_target(cell: TargetCell) -> str:
+    return f"{cell.value} ({cell.seeds})" if cell.value else ""
+
+
+def _difference(cell: Printed | TargetCell) -> str:
     return "" if cell.to_paper is None else cell.to_paper.text
 
 
@@ -52,6 +56,15 @@ def results_rich(spec: Spec, records: Sequence[Record]) -> RichTable:
             ours = escape(_ours(line.cell))
             shown = f"[bold]{ours}[/bold]" if line.cell.best else ours
             table.add_row(escape(line.row), escape(line.cell.paper), shown, _difference(line.cell))
+        for number, target in enumerate(part.targets):
+            found = [(line.row, line.targets[number]) for line in part.lines]
+            # A target that the paper prints a figure of is a column of the paper's.
+            if any(cell is not None and cell.paper for _, cell in found):
+                table.add_section()
+                table.add_row(f"[dim]{escape(part.name)}, {escape(target)}[/dim]")
+                for row, cell in found:
+                    if cell is not None:
+                        table.add_row(escape(row), escape(cell.paper), _on_target(cell), _difference(cell))
     return table
 
 
@@ -59,6 +72,22 @@ def expectations_of(spec: Spec, records: Sequence[Record]) -> list[Expectation]:
     """Return what the spec expects and what came of it, in words."""
     board = make_board(spec, records)
     return [expectation(outcome, board) for outcome in check_expectations(spec, board)]
+
+
+def _by_target(table: Table) -> list[str]:
+    """Return a column's targets side by side with the paper's figures; empty for one target alone."""
+    if len(table.targets) < 2:
+        return []
+    lines = ["", "By target:", "", "| Method | " + " | ".join(map(markdown_text, table.targets)) + " |"]
+    lines.append("|---|" + "---:|" * len(table.targets))
+    for line in table.lines:
+        cells = [
+            "" if cell is None else f"{cell.value}, paper {cell.paper}" if cell.paper else cell.value
+            for cell in line.targets
+        ]
+        if any(cells):
+            lines.append("| " + " | ".join(map(markdown_text, (line.row, *cells))) + " |")
+    return lines
 
 
 def write_readme(
@@ -83,6 +112,7 @@ def write_readme(
                 _difference(line.cell),
             )
             lines.append(f"| {' | '.join(cells)} |")
+        lines += _by_target(table)
     expected = expectations_of(spec, records)
     if expected:
         lines += ["", "## Expected", ""]

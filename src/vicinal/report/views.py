@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from vicinal.benchmarks.metric import METRICS
 from vicinal.benchmarks.spec import SUFFIX, Spec, spec_names
+from vicinal.evaluation.statistics import summary
 from vicinal.report import series
 from vicinal.report.board import Board, Cell, Column
-from vicinal.report.expectations import Outcome
+from vicinal.report.expectations import Outcome, measured
 from vicinal.report.printed import as_given, number
 from vicinal.report.texts import (
     Difference,
@@ -122,7 +123,8 @@ def _tags(row: str, column: Column, cited: frozenset[str]) -> list[str]:
 
 
 def _target_cell(cell: Cell, column: Column, target: str) -> TargetCell | None:
-    found, figure = cell.by_target.get(target), cell.paper_by_target.get(target)
+    values, figure = cell.of(target), cell.paper_by_target.get(target)
+    found = summary(list(values.values())) if values else None
     if found is None and figure is None:
         return None
     decimals = column.reading.decimals
@@ -163,14 +165,14 @@ def expectation(outcome: Outcome, board: Board) -> Expectation:
     }
     word, bound = next((word, bound) for word, bound in bounds.items() if bound is not None)
     named = bound if isinstance(bound, str) else as_given(bound, metric.decimals)
-    what = f"{expect.setting}: {expect.row} {word} {named}"
+    where = expect.setting if expect.target is None else f"{expect.setting}, {expect.target}"
+    what = f"{where}: {expect.row} {word} {named}"
     if expect.tolerance:
         what += f", give or take {expect.tolerance:g}"
-    cell = board.cell(expect.row, expect.setting)
-    if outcome.met is None or outcome.value is None or outcome.bound is None or cell is None:
+    if outcome.met is None or outcome.value is None or outcome.bound is None:
         return Expectation(None, what, "not measured")
     value, level = (with_unit(number(n, metric.decimals), metric) for n in (outcome.value, outcome.bound))
-    found = f"{value} here ({seeds_text(cell.seeds)})"
+    found = f"{value} here ({seeds_text(len(measured(expect, board)))})"
     if isinstance(bound, str):
         found += f", {bound} {level}"
     if outcome.against is not None:
