@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy, relu
 from vicinal.adapters.contract import adapt
 from vicinal.adapters.vnl import VnlSettings
 from vicinal.errors import AdapterError, ConfigError
+from vicinal.functional.shares import effective_images, likely_shares
 
 LR, SEED, DRAWS = 1e-3, 3, 3
 HORIZON, MARGINAL_WEIGHT = 1000, 3.0  # the defaults
@@ -122,31 +123,51 @@ class SlowVnl:
         self.labeler = SlowLabeler(source.predict_phi, self.generator, DRAWS)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=LR)
         self.seen, classes = 0, len(source.model.head.bias)
-        self.expected = self.predicted = torch.full((classes,), 1 / classes)
+        self.batches: list[Tensor] = []
+        self.predicted = torch.full((classes,), 1 / classes)
 
     def step(self, x: Tensor, steps: int, kind: str, weight: float, entropy_weight: float) -> Tensor:
         with torch.no_grad():
             z, logits = self.anchor.features_and_logits(x)
-        y_anchor = self.anchor_labeler.labels(z, logits, self.anchor.head)
-        self.learn(x, y_anchor, steps, kind, weight, entropy_weight)
+        if kind == "anchored":
+            told = self.anchor_labeler.labels(z, logits, self.anchor.head)
+        else:
+            told = self.likely(logits)
+        self.learn(x, told, steps, kind, weight, entropy_weight)
         with torch.no_grad():
             z, logits = self.model.features_and_logits(x)
         return self.labeler.labels(z, logits, self.model.head)
 
+    def likely(self, logits: Tensor) -> Tensor:
+        """Return pi from all batches so far, each with its weight in the average."""
+        p = logits.softmax(1) ** 2
+        self.batches.append(p / p.sum(1, keepdim=True))
+        window = 12 * p.shape[1]
+        later = [sum(len(y) for y in self.batches[k + 1 :]) for k in range(len(self.batches))]
+        weights = [
+            math.exp(-images / window) * (1 - math.exp(-len(y) / window))
+            for y, images in zip(self.batches, later, strict=True)
+        ]
+        pairs = [(w / sum(weights), y) for w, y in zip(weights, self.batches, strict=True)]
+        m = sum(w * y.mean(0) for w, y in pairs)
+        s = sum(w * (y * y).sum(1).mean() for w, y in pairs)
+        n = effective_images(torch.tensor(float(sum(map(len, self.batches)))), window)
+        return likely_shares(m, s, n).to(logits.dtype)
+
     def learn(
-        self, x: Tensor, y_anchor: Tensor, steps: int, kind: str, weight: float, entropy_weight: float
+        self, x: Tensor, told: Tensor, steps: int, kind: str, weight: float, entropy_weight: float
     ) -> None:
-        fade = math.exp(-len(x) / 60)
-        self.expected = fade * self.expected + (1 - fade) * sum(y_anchor) / len(x)
+        """Update by the anchor's labels or by the shares it tells."""
+        fade = math.exp(-len(x) / (12 * len(self.predicted)))
         for _ in range(steps):
             logits = self.look(x)
             own = torch.distributions.Categorical(logits=logits)
             loss = entropy_weight * own.entropy().mean()
             shares = fade * self.predicted + (1 - fade) * sum(own.probs) / len(x)
             if kind == "anchored":
-                loss = loss + weight * cross_entropy(logits, y_anchor)
+                loss = loss + weight * cross_entropy(logits, told)
             else:
-                pairs = zip(self.expected, shares, strict=True)
+                pairs = zip(told, shares, strict=True)
                 loss = loss + weight * sum(e * (e / p).log() for e, p in pairs) / (1 - fade)
             self.optimizer.zero_grad()
             loss.backward()
@@ -187,8 +208,7 @@ def test_the_default_agrees_with_the_slow_reference(make_source: Any, images: An
         x = images(count, seed)
         for part in (stream, anchor):
             part.begin()
-        y_anchor = slow.anchor_labeler.labels(*anchor.take(x), source.model.head)
-        slow.learn(x, y_anchor, 1, "marginal", MARGINAL_WEIGHT, 1.0)
+        slow.learn(x, slow.likely(anchor.take(x)[1]), 1, "marginal", MARGINAL_WEIGHT, 1.0)
         y_hat = slow.labeler.labels(*stream.take(x), stream.model.head)
         torch.testing.assert_close(adapter(x).exp(), y_hat, **CLOSE)
     for found, expected in zip(adapter.model.parameters(), slow.model.parameters(), strict=True):
@@ -294,15 +314,20 @@ def test_the_anchor_s_shares_keep_classes_from_vanishing(make_source: Any, image
 
 def test_shares_are_part_of_the_state(make_source: Any, images: Any) -> None:
     adapter = vnl(make_source())
-    for name in ("expected", "predicted"):
-        assert torch.equal(getattr(adapter, name), torch.full_like(getattr(adapter, name), 1 / 4))
+    started = {"counted": torch.zeros(4), "sureness": torch.zeros(()), "predicted": torch.full((4,), 1 / 4)}
+    for name, value in started.items():
+        torch.testing.assert_close(getattr(adapter, name), value.double())
     adapter(images(6))
-    for name in ("expected", "predicted"):
-        shares = getattr(adapter, name)
-        assert (shares - 1 / 4).abs().max() > 1e-4
-        torch.testing.assert_close(shares.sum(), torch.ones_like(shares.sum()))
+    for name, value in started.items():
+        assert (getattr(adapter, name) - value).abs().max() > 1e-4
+    # Six images of a window of 48: what the averages have of the stream.
+    begun = 1 - math.exp(-6 / 48)
+    torch.testing.assert_close(float(adapter.counted.sum()), begun)
+    assert begun / 4 < float(adapter.sureness) < begun
+    torch.testing.assert_close(float(adapter.predicted.sum()), 1.0)
     adapter.reset()
-    assert torch.equal(adapter.expected, torch.full_like(adapter.expected, 1 / 4))
+    for name, value in started.items():
+        torch.testing.assert_close(getattr(adapter, name), value.double())
 
 
 @pytest.mark.parametrize("method", ["labels", "vnl"])
@@ -344,9 +369,10 @@ def test_a_model_without_an_out_of_fold_phi_is_refused_only_where_it_is_needed(
 ) -> None:
     source = make_source()
     setattr(source, missing, None)
+    asking = {"predict_phi": {}, "anchor_phi": {"update": "anchored"}}
     with pytest.raises(AdapterError, match="out-of-fold"):
-        vnl(source)
-    spared = {"predict": "own"} if missing == "predict_phi" else {"update": "entropy"}
+        vnl(source, **asking[missing])
+    spared = {"predict": "own"} if missing == "predict_phi" else {}
     assert vnl(source, **spared)(images(4)).isfinite().all()
 
 

@@ -13,7 +13,6 @@ from vicinal.functional.losses import (
     gaussian_kl,
     label_cross_entropy,
     prediction_entropy,
-    share_divergence,
     soft_cross_entropy,
 )
 from vicinal.functional.trust import entropy_of
@@ -173,41 +172,3 @@ def test_half_precision_stays_close() -> None:
     for half, full in pairs:
         assert half.dtype == torch.bfloat16
         torch.testing.assert_close(half.double(), full, rtol=0.03, atol=0)
-
-
-@pytest.mark.parametrize("fade", [0.0, 0.3, 0.9])
-def test_share_divergence_agrees_with_torch(fade: float) -> None:
-    logits, predicted, expected = normal(7, 4), normal(4, seed=1).softmax(0), normal(4, seed=2).softmax(0)
-    mixed = fade * predicted + (1 - fade) * sum(row.softmax(0) for row in logits) / 7
-    reference = kl_divergence(Categorical(probs=expected), Categorical(probs=mixed)) / (1 - fade)
-    torch.testing.assert_close(share_divergence(logits, predicted, expected, fade), reference)
-
-
-def test_share_divergence_is_nothing_where_the_shares_agree() -> None:
-    logits = normal(7, 4)
-    shares = logits.softmax(-1).mean(0)
-    torch.testing.assert_close(
-        share_divergence(logits, shares, shares, 0.5), torch.zeros((), dtype=torch.float64)
-    )
-
-
-def test_the_pull_of_shares_does_not_depend_on_the_length_of_their_average() -> None:
-    """Where the average so far is what the batch has, a longer one changes nothing for the batch."""
-    expected, pulls = normal(4, seed=2).softmax(0), []
-    for fade in (0.0, 0.5, 0.95):
-        logits = normal(7, 4).requires_grad_()
-        predicted = logits.detach().softmax(-1).mean(0)
-        pulls += torch.autograd.grad(share_divergence(logits, predicted, expected, fade), logits)
-    for pull in pulls[1:]:
-        torch.testing.assert_close(pull, pulls[0])
-
-
-def test_a_class_that_vanished_is_called_back() -> None:
-    logits = torch.zeros(6, 3)
-    logits[:, 0] = -60.0  # its probability is 1e-26
-    logits.requires_grad_()
-    predicted, expected = torch.tensor([0.0, 0.5, 0.5]), torch.full((3,), 1 / 3)
-    (gradient,) = torch.autograd.grad(share_divergence(logits, predicted, expected, 0.7), logits)
-    assert gradient.isfinite().all()
-    # pi over six images and the batch's share of the average: nothing else is left in it.
-    torch.testing.assert_close(gradient[:, 0], torch.full((6,), -1 / (3 * 6 * (1 - 0.7))))

@@ -1,10 +1,10 @@
-"""vnl: entropy held to the class shares of out-of-fold neighbor labels, on stream statistics; the default.
+"""vnl: entropy held to class shares by a frozen source model, on stream statistics; the default.
 
-Departs from the paper in five ways, each measured (docs/experiments.md): phi is fitted on predictions of
-models that never saw the domain it labels; the labels come from a frozen source model, the anchor, and teach
-the model how frequent the classes are, not which image is which, where it soon knows better; steps become
-shorter along the stream; predictions run on stream statistics; and the updated model's batch is predicted by
-neighbor labels of its own. Which of these is used was chosen on left-out domains.
+Departs from the paper in five ways, each measured (docs/experiments.md): a frozen source model, the anchor,
+teaches the model how frequent the classes are, not which image is which, where the model soon knows better;
+steps become shorter along the stream; predictions run on stream statistics; the updated model's batch is
+predicted by neighbor labels; and phi is fitted on predictions of models that never saw the domain it labels.
+Which of these is used was chosen on left-out domains.
 """
 
 import copy
@@ -22,14 +22,21 @@ from vicinal.adapters.passes import as_logits, optimizer_for, predict, update
 from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
 from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError, ConfigError
-from vicinal.functional.losses import prediction_entropy, share_divergence, soft_cross_entropy
+from vicinal.functional.losses import prediction_entropy, soft_cross_entropy
+from vicinal.functional.shares import (
+    effective_images,
+    likely_shares,
+    mean_square,
+    share_divergence,
+    sharpened,
+)
 from vicinal.graphs import Branch
 from vicinal.models.inference import StreamInferenceNet
 
 Update = Literal["none", "marginal", "anchored", "entropy"]
 UPDATES: tuple[Update, ...] = get_args(Update)  # from what can go wrong least to what can most
 WITH_ANCHOR = ("marginal", "anchored")
-LONGEST_WINDOW = 1e6  # beyond it one image is lost in the rounding of the shares
+LONGEST_WINDOW = 1e4  # beyond it one image is lost in the rounding of the shares
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class VnlSettings(Settings):
     update: Update = "marginal"
     entropy_weight: float = 1.0  # of the entropy of the model's own predictions
     marginal_weight: float = 3.0  # of the divergence of their class shares from the anchor's
-    window: float = 60.0  # images over which these shares are averaged
+    window: float = 12.0  # images of each class over which these shares are averaged
     anchor_weight: float = 1.0  # of the cross-entropy with the anchor's labels
 
     def __post_init__(self) -> None:
@@ -54,7 +61,7 @@ class VnlSettings(Settings):
             raise ConfigError("vnl needs weights of at least 0")
         if not 0 < self.window <= LONGEST_WINDOW:
             raise ConfigError(
-                f"vnl needs a window of above 0 to {LONGEST_WINDOW:g} images, not {self.window}"
+                f"vnl needs a window of above 0 to {LONGEST_WINDOW:g} images of each class, not {self.window}"
             )
 
 
@@ -69,20 +76,23 @@ class VnlSettings(Settings):
     ),
 )
 class Vnl(Adapter):
-    """Entropy held to the class shares of out-of-fold neighbor labels, on stream statistics: the default.
+    """Entropy held to class shares by a frozen source model, on stream statistics: the default.
 
-    Loss: entropy_weight H(p) + marginal_weight KL[pi || p_bar], pi and p_bar the classes' shares along the
-    stream in the neighbor labels of a frozen source model, the anchor, and in the model's predictions; with
-    update="anchored" entropy_weight H(p) + anchor_weight CE(y_anchor, p). Steps of lr / (1 + seen / horizon)
-    after so many images. Whether it updates at all, the step size, and whether own output or labels predict
-    were chosen on left-out source domains. Prediction after the update.
+    Loss: entropy_weight H(p) + marginal_weight KL[pi || p_bar], p_bar the classes' shares along the stream in
+    the model's predictions, pi those that it is likely to have by the predictions of a frozen source model,
+    the anchor (`vicinal.functional.shares`); with update="anchored" entropy_weight H(p) + anchor_weight
+    CE(y_anchor, p), y_anchor the anchor's neighbor labels. Steps of lr / (1 + seen / horizon) after so many
+    images. Whether it updates at all, the step size, and whether own output or labels predict were chosen on
+    left-out source domains. Prediction after the update.
     """
 
     steady = True
     predicts = ("own", "labels")
     settings: VnlSettings
-    expected: Tensor  # the classes' shares along the stream in the anchor's labels, with update="marginal"
-    predicted: Tensor  # and in the model's predictions
+    # With update="marginal", averages along the stream:
+    counted: Tensor  # the classes' shares in the anchor's sharpened predictions; from zero, as Adam's are
+    sureness: Tensor  # the mean square of these predictions, likewise
+    predicted: Tensor  # the classes' shares in the model's predictions, from equal ones
 
     def prepare(self, source: Trained) -> None:
         """Set up the anchor, the labelers of anchor and model, and the optimizer."""
@@ -92,10 +102,13 @@ class Vnl(Adapter):
         if self.settings.update in WITH_ANCHOR:
             self.anchor = copy.deepcopy(self.model).eval().requires_grad_(False)
             self.anchor_norm = NormStatistics(self.anchor, self.settings.statistics)
+        if self.settings.update == "anchored":
             self.anchor_labeler = StreamLabeler(fitted(source.anchor_phi), head)
         if self.settings.update == "marginal":
-            for name in ("expected", "predicted"):
-                self.register_buffer(name, torch.full_like(head.bias.detach(), 1 / len(head.bias)))
+            shares = torch.zeros_like(head.bias.detach())
+            self.register_buffer("counted", shares)
+            self.register_buffer("sureness", shares.new_zeros(()))
+            self.register_buffer("predicted", torch.full_like(shares, 1 / len(shares)))
         if self.settings.update != "none":
             self.optimizer = optimizer_for(self)
 
@@ -123,40 +136,55 @@ class Vnl(Adapter):
         for _ in range(self.settings.steps):
             logits = update(self, x, loss)
         if self.settings.update == "marginal":
-            self._join("predicted", logits.softmax(-1))
+            self._join("predicted", logits.softmax(-1).mean(0), len(x))
 
     def _held(self, x: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Return what holds the entropy, a function of the logits: the anchor's view of the batch."""
         settings = self.settings
         if settings.update not in WITH_ANCHOR:
             return None
-        y_anchor = self._anchor_labels(x)
+        with torch.no_grad():  # on statistics of its own
+            self.anchor_norm.begin()
+            with self.anchor_norm.predicting(len(x)):
+                z, logits = self.anchor.features_and_logits(x)
         if settings.update == "anchored":
+            y_anchor = self._anchor_labels(z, logits)
             return lambda logits: settings.anchor_weight * soft_cross_entropy(logits, y_anchor)
-        self._join("expected", y_anchor)
-        shares, fade = (self.predicted, self.expected), self._fade(len(x))
-        return lambda logits: settings.marginal_weight * share_divergence(logits, *shares, fade)
+        pi, fade = self._expected(logits), self._fade(len(x))
+        return lambda logits: settings.marginal_weight * share_divergence(logits, self.predicted, pi, fade)
 
     @torch.no_grad()
-    def _anchor_labels(self, x: Tensor) -> Tensor:
-        """Return y_hat by the frozen source model, on statistics and with a memory of its own."""
-        self.anchor_norm.begin()
-        with self.anchor_norm.predicting(len(x)):
-            z, logits = self.anchor.features_and_logits(x)
+    def _anchor_labels(self, z: Tensor, logits: Tensor) -> Tensor:
+        """Return y_hat by the anchor, with a memory of its own."""
         draws = self.settings.num_samples
         y_hat: Tensor = self.anchor_labeler(z, logits, self.anchor.linear, draws, self.generator)
         self.draws = self.anchor_labeler.draws
         return y_hat
 
+    @torch.no_grad()
+    def _expected(self, logits: Tensor) -> Tensor:
+        """Return pi, the shares the classes of the stream are likely to have, this batch included."""
+        y, seen = sharpened(logits), self.seen + len(logits)
+        self._join("counted", y.mean(0), len(y))
+        self._join("sureness", mean_square(y), len(y))
+        begun = 1 - (-seen / self._window).exp()  # what the averages are short of, having begun at zero
+        m, s = self.counted / begun, self.sureness / begun
+        return likely_shares(m, s, effective_images(seen, self._window)).to(logits.dtype)
+
+    @property
+    def _window(self) -> float:
+        """Return over how many images shares are averaged."""
+        return self.settings.window * len(self.predicted)
+
     def _fade(self, images: int) -> float:
-        """Return what is left of the shares after so many images."""
-        return math.exp(-images / self.settings.window)
+        """Return what is left of the averages after so many images."""
+        return math.exp(-images / self._window)
 
     @torch.no_grad()
-    def _join(self, name: str, y: Tensor) -> None:
-        """Let a batch join the classes' shares along the stream."""
-        shares, fade = self.get_buffer(name), self._fade(len(y))
-        shares.copy_(fade * shares + (1 - fade) * y.mean(0))
+    def _join(self, name: str, value: Tensor, images: int) -> None:
+        """Let a batch join an average along the stream."""
+        average, fade = self.get_buffer(name), self._fade(images)
+        average.copy_(fade * average + (1 - fade) * value)
 
 
 def fitted(phi: StreamInferenceNet | None) -> StreamInferenceNet:

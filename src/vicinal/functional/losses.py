@@ -35,18 +35,6 @@ def prediction_entropy(logits: Tensor) -> Tensor:
     return entropies(logits).mean()
 
 
-def share_divergence(logits: Tensor, predicted: Tensor, expected: Tensor, fade: float) -> Tensor:
-    """Return how far the classes' shares in the predictions are from those expected, KL[pi || p_bar].
-
-    p_bar = fade * predicted + (1 - fade) * mean_i p_i, an average along the stream that the batch joins.
-    Divided by 1 - fade, so that the pull on the batch does not depend on how long the average is.
-    """
-    p_bar = fade * predicted + (1 - fade) * logits.softmax(-1).mean(-2)
-    # Clamped at the smallest number alone: once the average has forgotten a class, it is called back.
-    log_p_bar = p_bar.clamp_min(torch.finfo(p_bar.dtype).tiny).log()
-    return F.kl_div(log_p_bar, expected, reduction="sum") / (1 - fade)
-
-
 def gaussian_kl(q: GaussianW, p: GaussianW, present: Tensor) -> Tensor:
     """Return KL[q || p] of Eq. (10), a mean over the features and over the classes that are present.
 

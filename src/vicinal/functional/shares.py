@@ -1,0 +1,61 @@
+"""How frequent the classes of a stream are, by the predictions of a model that errs."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+SHARPNESS = 2.0  # of the predictions that are counted
+EVIDENCE = 4.0  # how soon unequal shares count as the stream's and not as errors
+LEAST_SURE = 0.2  # a model that knows nothing has no shares to give
+RARE = 1e-3  # added to a share, so that a class never seen is rare and not impossible
+
+
+def sharpened(logits: Tensor) -> Tensor:
+    """Return y_i = softmax(2 logits_i), (..., N, C): between predictions, which are smeared, and counts.
+
+    Counting each image for one class leaves out classes that are never the likeliest.
+    """
+    return (SHARPNESS * logits).softmax(-1)
+
+
+def mean_square(y: Tensor) -> Tensor:
+    """Return s = (1/N) sum_i sum_c y_ic^2: 1 for sure labels, 1/C for none at all."""
+    return y.square().sum(-1).mean(-1)
+
+
+def effective_images(seen: Tensor, window: float) -> Tensor:
+    """Return n, the images that an average of them counts for, whose weights fall by e over a window.
+
+    All of a short stream, at most twice the window: n = 2 w tanh(seen / 2w).
+    """
+    return 2 * window * (seen / (2 * window)).tanh()
+
+
+def likely_shares(m: Tensor, s: Tensor, n: Tensor) -> Tensor:
+    """Return pi, the shares that the classes of a stream are likely to have, (C,).
+
+    m: shares in a model's labels of n images, s: their mean square.
+    pi_c ~ m_c^g, g = min(1/r, 4 sqrt(D)), D = (1/C) sum_c (C m_c - 1)^2 - (C - 1)/n where positive, r =
+    (s - 1/C) / (1 - 1/C).
+    D is how unequal the shares are beyond chance, r how much of itself a label shows. Shares that are nearly
+    equal differ more likely by errors than in truth: g < 1 levels them. Large differences are in the stream,
+    smeared by all that is unsure: g > 1 brings them out, the more the less sure the labels are.
+    """
+    classes = m.shape[-1]
+    chance = (classes - 1) / n
+    unequal = (classes * m - 1).square().mean(-1).sub(chance).clamp_min(0)
+    sure = ((s - 1 / classes) / (1 - 1 / classes)).clamp_min(LEAST_SURE)
+    g = torch.minimum(1 / sure, EVIDENCE * unequal.sqrt())
+    return (g.unsqueeze(-1) * (m + RARE).log()).softmax(-1)
+
+
+def share_divergence(logits: Tensor, predicted: Tensor, expected: Tensor, fade: float) -> Tensor:
+    """Return how far the classes' shares in the predictions are from those expected, KL[pi || p_bar].
+
+    p_bar = fade * predicted + (1 - fade) * mean_i p_i, an average along the stream that the batch joins.
+    Divided by 1 - fade, so that the pull on the batch does not depend on how long the average is.
+    """
+    p_bar = fade * predicted + (1 - fade) * logits.softmax(-1).mean(-2)
+    # Clamped at the smallest number alone: once the average has forgotten a class, it is called back.
+    log_p_bar = p_bar.clamp_min(torch.finfo(p_bar.dtype).tiny).log()
+    return F.kl_div(log_p_bar, expected, reduction="sum") / (1 - fade)
