@@ -12,7 +12,6 @@ from torch.nn.functional import cross_entropy, relu
 from vicinal.adapters.contract import adapt
 from vicinal.adapters.vnl import VnlSettings
 from vicinal.errors import AdapterError, ConfigError
-from vicinal.functional.shares import effective_images, likely_shares
 
 LR, SEED, DRAWS = 1e-3, 3, 3
 HORIZON, MARGINAL_WEIGHT = 1000, 3.0  # the defaults
@@ -111,6 +110,14 @@ class SlowLabeler:
         return t * y_w + (1 - t) * own
 
 
+def exponent(m: list[float], s: float, n: float) -> tuple[float, bool]:
+    """Return the power that shares are taken to, and whether it is how sure the labels are that bounds it."""
+    classes = len(m)
+    unequal = max(0.0, sum((classes * share - 1) ** 2 for share in m) / classes - (classes - 1) / n)
+    sure = max(0.2, (s - 1 / classes) / (1 - 1 / classes))
+    return min(1 / sure, 4 * math.sqrt(unequal)), 1 / sure < 4 * math.sqrt(unequal)
+
+
 class SlowVnl:
     """An update held by the anchor, then prediction by labels, on batch statistics or the source's."""
 
@@ -151,8 +158,10 @@ class SlowVnl:
         pairs = [(w / sum(weights), y) for w, y in zip(weights, self.batches, strict=True)]
         m = sum(w * y.mean(0) for w, y in pairs)
         s = sum(w * (y * y).sum(1).mean() for w, y in pairs)
-        n = effective_images(torch.tensor(float(sum(map(len, self.batches)))), window)
-        return likely_shares(m, s, n).to(logits.dtype)
+        images = sum(map(len, self.batches))
+        self.exponent = exponent(m.tolist(), float(s), 2 * window * math.tanh(images / (2 * window)))
+        powers = torch.tensor([(float(share) + 0.01 / len(m)) ** self.exponent[0] for share in m])
+        return powers.to(logits.dtype) / powers.sum()
 
     def learn(
         self, x: Tensor, told: Tensor, steps: int, kind: str, weight: float, entropy_weight: float
@@ -213,6 +222,37 @@ def test_the_default_agrees_with_the_slow_reference(make_source: Any, images: An
         torch.testing.assert_close(adapter(x).exp(), y_hat, **CLOSE)
     for found, expected in zip(adapter.model.parameters(), slow.model.parameters(), strict=True):
         torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("lean", [0.0, 1.5, 4.0])
+def test_skewed_streams_agree_with_the_slow_reference(make_source: Any, images: Any, lean: float) -> None:
+    """An anchor that leans to a class, over some batches: shares are levelled, and brought out."""
+    source = make_source()
+    source.model.head.bias.data[0] += lean
+    adapter, slow = vnl(source, statistics="source", predict="own"), SlowVnl(source, False)
+    bounded = []
+    for seed in range(4):
+        x = images(20, seed)
+        with torch.no_grad():
+            told = slow.likely(slow.anchor.features_and_logits(x)[1])
+        slow.learn(x, told, 1, "marginal", MARGINAL_WEIGHT, 1.0)
+        bounded.append(slow.exponent[1])
+        with torch.no_grad():
+            expected = slow.model.features_and_logits(x)[1]
+        torch.testing.assert_close(adapter(x), expected, **CLOSE)
+    assert bounded[-1] == (lean > 0)
+
+
+def test_shares_come_back_right_after_a_guard_went_back(make_source: Any, images: Any) -> None:
+    """A guard puts back the state of the averages and leaves the count of images seen."""
+    adapter, alone = (vnl(make_source(), predict="own", statistics="source") for _ in range(2))
+    for seed in range(30):
+        adapter(images(20, seed))
+    seen = adapter.seen.clone()
+    adapter.reset()
+    adapter.seen.copy_(seen)
+    logits = adapter.anchor.features_and_logits(images(20, 99))[1].detach()
+    torch.testing.assert_close(adapter._expected(logits), alone._expected(logits))
 
 
 def test_the_reference_above_is_not_trivial(make_source: Any, images: Any) -> None:
@@ -391,3 +431,18 @@ def test_a_model_without_an_out_of_fold_phi_is_refused_only_where_it_is_needed(
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         VnlSettings(**wrong)
+
+
+def test_any_classifier_is_adapted_without_training_where_its_own_output_predicts(images: Any) -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 6, 3), torch.nn.BatchNorm2d(6), torch.nn.Flatten(), torch.nn.LazyLinear(4)
+    ).double()
+    net(images(2))
+    before = [value.clone() for value in net.parameters()]
+    adapter = adapt(net, "vnl", predict="own")
+    assert adapter(images(6)).isfinite().all()
+    pairs = zip(before, adapter.model.parameters(), strict=True)
+    assert any((a - b).abs().max() > 0 for a, b in pairs)
+    with pytest.raises(AdapterError, match=r"needs a model trained by vicinal \(.*none with predict='own'\)"):
+        adapt(net, "vnl")

@@ -190,6 +190,7 @@ WRONG = [
     ('label = "Theirs"', 'label = "Theirs"\noptions = { lr = 1 }', "row 'Theirs': options without a method"),
     ('row = "Theirs"', 'row = "They"', "figures[1]: unknown row 'They'"),
     ('target = "sketch"', 'target = "Sketch"', "figures[1]: unknown target 'Sketch'"),
+    ('setting = "Photos"\nvalue', 'setting = "Alone"\nvalue', "figures[1]: unknown target 'sketch'"),
     ("value = 80", 'value = "80"', "figures[1]: value must be a number"),
     ('below = "ERM"', "", "expects[1]: give one of at_least, above, at_most and below"),
     ('below = "ERM"', 'below = "ERM"\nat_most = 1', "expects[1]: give one of"),

@@ -106,7 +106,8 @@ def _continue(
         if isinstance(value, Tensor) and (not isinstance(found, Tensor) or found.shape != value.shape):
             there = tuple(found.shape) if isinstance(found, Tensor) else "missing"
             raise CheckpointError(
-                f"{path}: does not fit this model: '{name}' is {there} in the file, {tuple(value.shape)} here"
+                f"{path}: does not fit this model, or is of another version of vicinal: "
+                f"'{name}' is {there} in the file, {tuple(value.shape)} here"
             )
     device = adapter.generator.device.type
     if header["device"] != device:

@@ -36,7 +36,7 @@ from vicinal.models.inference import StreamInferenceNet
 Update = Literal["none", "marginal", "anchored", "entropy"]
 UPDATES: tuple[Update, ...] = get_args(Update)  # from what can go wrong least to what can most
 WITH_ANCHOR = ("marginal", "anchored")
-LONGEST_WINDOW = 1e4  # beyond it one image is lost in the rounding of the shares
+LONGEST_WINDOW = 1e3  # of each class; far beyond it one image is lost in the rounding of the shares
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class VnlSettings(Settings):
     # Entropy with the anchor's class shares, with its labels, or alone; or no update.
     update: Update = "marginal"
     entropy_weight: float = 1.0  # of the entropy of the model's own predictions
-    marginal_weight: float = 3.0  # of the divergence of their class shares from the anchor's
+    marginal_weight: float = 3.0  # of the divergence of their class shares from those expected by the anchor
     window: float = 12.0  # images of each class over which these shares are averaged
     anchor_weight: float = 1.0  # of the cross-entropy with the anchor's labels
 
@@ -71,7 +71,7 @@ class VnlSettings(Settings):
     Traits(
         paper="vicinal, after Ambekar et al. 2024",
         updates="all parameters, if left-out domains say so",
-        training="phi and the rule on left-out domains",
+        training="phi and the rule on left-out domains; none with predict='own'",
         passes="3 forward, 1 backward",
     ),
 )
@@ -164,12 +164,12 @@ class Vnl(Adapter):
     @torch.no_grad()
     def _expected(self, logits: Tensor) -> Tensor:
         """Return pi, the shares the classes of the stream are likely to have, this batch included."""
-        y, seen = sharpened(logits), self.seen + len(logits)
+        y = sharpened(logits)
         self._join("counted", y.mean(0), len(y))
         self._join("sureness", mean_square(y), len(y))
-        begun = 1 - (-seen / self._window).exp()  # what the averages are short of, having begun at zero
+        begun = self.counted.sum()  # labels sum to 1: what the averages, from zero, have come to
         m, s = self.counted / begun, self.sureness / begun
-        return likely_shares(m, s, effective_images(seen, self._window)).to(logits.dtype)
+        return likely_shares(m, s, effective_images(begun, self._window))
 
     @property
     def _window(self) -> float:

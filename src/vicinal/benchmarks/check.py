@@ -148,7 +148,9 @@ def _check_figure(figure: "Figure", spec: "Spec") -> None:
 
 def _check_target(target: str | None, setting: "Setting") -> None:
     named = {name for group in setting.targets for name in group}
-    if setting.targets == EACH:
+    if setting.data in DATASETS and not named:
+        named = set(DATASETS[setting.data].default_targets)
+    if setting.targets == EACH and setting.data in DATASETS:
         named = set(DATASETS[setting.data].domains)
     if target is not None and named:
         _known("target", target, named)

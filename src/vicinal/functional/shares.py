@@ -7,7 +7,7 @@ from torch.nn import functional as F
 SHARPNESS = 2.0  # of the predictions that are counted
 EVIDENCE = 4.0  # how soon unequal shares count as the stream's and not as errors
 LEAST_SURE = 0.2  # a model that knows nothing has no shares to give
-RARE = 1e-3  # added to a share, so that a class never seen is rare and not impossible
+RARE = 1e-2  # of an equal share: a class never seen is as rare as that, and not impossible
 
 
 def sharpened(logits: Tensor) -> Tensor:
@@ -23,12 +23,13 @@ def mean_square(y: Tensor) -> Tensor:
     return y.square().sum(-1).mean(-1)
 
 
-def effective_images(seen: Tensor, window: float) -> Tensor:
+def effective_images(begun: Tensor, window: float) -> Tensor:
     """Return n, the images that an average of them counts for, whose weights fall by e over a window.
 
-    All of a short stream, at most twice the window: n = 2 w tanh(seen / 2w).
+    begun: the sum of all weights, 1 - exp(-images / w). n = 2 w begun / (2 - begun): all of a short stream,
+    at most twice the window. Of a batch that is longer than the window it is too small.
     """
-    return 2 * window * (seen / (2 * window)).tanh()
+    return 2 * window * begun / (2 - begun)
 
 
 def likely_shares(m: Tensor, s: Tensor, n: Tensor) -> Tensor:
@@ -42,11 +43,13 @@ def likely_shares(m: Tensor, s: Tensor, n: Tensor) -> Tensor:
     smeared by all that is unsure: g > 1 brings them out, the more the less sure the labels are.
     """
     classes = m.shape[-1]
+    if classes == 1:
+        return torch.ones_like(m)
     chance = (classes - 1) / n
     unequal = (classes * m - 1).square().mean(-1).sub(chance).clamp_min(0)
     sure = ((s - 1 / classes) / (1 - 1 / classes)).clamp_min(LEAST_SURE)
     g = torch.minimum(1 / sure, EVIDENCE * unequal.sqrt())
-    return (g.unsqueeze(-1) * (m + RARE).log()).softmax(-1)
+    return (g.unsqueeze(-1) * (m + RARE / classes).log()).softmax(-1)
 
 
 def share_divergence(logits: Tensor, predicted: Tensor, expected: Tensor, fade: float) -> Tensor:
