@@ -56,16 +56,21 @@ def results_rich(spec: Spec, records: Sequence[Record]) -> RichTable:
             ours = escape(_ours(line.cell))
             shown = f"[bold]{ours}[/bold]" if line.cell.best else ours
             table.add_row(escape(line.row), escape(line.cell.paper), shown, _difference(line.cell))
-        for number, target in enumerate(part.targets):
-            found = [(line.row, line.targets[number]) for line in part.lines]
-            # A target that the paper prints a figure of is a column of the paper's.
-            if any(cell is not None and cell.paper for _, cell in found):
-                table.add_section()
-                table.add_row(f"[dim]{escape(part.name)}, {escape(target)}[/dim]")
-                for row, cell in found:
-                    if cell is not None:
-                        table.add_row(escape(row), escape(cell.paper), _on_target(cell), _difference(cell))
+        for target, cells in _printed_targets(part).items():
+            table.add_section()
+            table.add_row(f"[dim]{escape(part.name)}, {escape(target)}[/dim]")
+            for row, cell in cells.items():
+                table.add_row(escape(row), escape(cell.paper), _on_target(cell), _difference(cell))
     return table
+
+
+def _printed_targets(part: Table) -> dict[str, dict[str, TargetCell]]:
+    """Return the rows on every target that the paper prints a figure of: columns of the paper's own."""
+    columns = {
+        target: {line.row: cell for line in part.lines if (cell := line.targets[place]) is not None}
+        for place, target in enumerate(part.targets)
+    }
+    return {target: cells for target, cells in columns.items() if any(c.paper for c in cells.values())}
 
 
 def expectations_of(spec: Spec, records: Sequence[Record]) -> list[Expectation]:
