@@ -213,6 +213,15 @@ def test_what_is_wrong_is_one_line_with_file_and_key(tmp_path: Path, old: str, n
     assert "\n" not in str(error.value)
 
 
+def test_each_domain_of_a_folder_cannot_be_known_beforehand(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    text = TEXT.replace('data = "pacs"', f'data = "{tmp_path.as_posix()}"')
+    assert text != TEXT
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r'targets "each" needs the domains of the catalog'):
+        load_spec(path)
+
+
 def test_a_spec_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.toml: no such spec"):
         load_spec("nowhere.toml")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vicinal.benchmarks.spec import Expect, Figure, Row, Setting, Spec
 
 EACH = (("each",),)  # leave one domain out, for every domain of the catalog entry
+UNKNOWN_DOMAINS = 'targets "each" needs the domains of the catalog: name them instead'
 
 
 def check_spec(spec: "Spec", where: str) -> None:
@@ -80,6 +81,8 @@ def _check_setting(setting: "Setting") -> None:
     if entry is not None:
         with_options(entry, setting.data_options)
         _check_domains(setting, entry)
+    elif setting.targets == EACH:
+        raise ConfigError(UNKNOWN_DOMAINS)
     joint = StreamSpec(setting.stream, setting.batch_size, setting.alpha).joint
     if setting.batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1, not {setting.batch_size}")
@@ -105,7 +108,7 @@ def _check_domains(setting: "Setting", entry: DatasetEntry) -> None:
     domains = domains_of(entry, setting.data_options)
     if domains is None:
         if setting.targets == EACH:
-            raise ConfigError('targets "each" needs the domains of the catalog: name them instead')
+            raise ConfigError(UNKNOWN_DOMAINS)
         return
     if setting.targets != EACH:
         for group in setting.targets:
@@ -148,10 +151,9 @@ def _check_figure(figure: "Figure", spec: "Spec") -> None:
 
 def _check_target(target: str | None, setting: "Setting") -> None:
     named = {name for group in setting.targets for name in group}
-    if setting.data in DATASETS and not named:
-        named = set(DATASETS[setting.data].default_targets)
-    if setting.targets == EACH and setting.data in DATASETS:
-        named = set(DATASETS[setting.data].domains)
+    if setting.data in DATASETS and (not named or setting.targets == EACH):
+        entry = DATASETS[setting.data]
+        named = set(entry.domains if named else entry.default_targets)
     if target is not None and named:
         _known("target", target, named)
 

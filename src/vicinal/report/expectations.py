@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from vicinal.benchmarks.spec import Expect, Spec
-from vicinal.evaluation.statistics import Paired, paired, summary
+from vicinal.evaluation.statistics import Paired, paired
 from vicinal.report.board import Board
 
 # A mean that equals a bound must not fall below it by the rounding of a sum.
@@ -35,13 +36,13 @@ def measured(expect: Expect, board: Board) -> Mapping[int, float]:
 
 def _outcome(expect: Expect, board: Board) -> Outcome:
     here = measured(expect, board)
-    value = summary(list(here.values())).mean if here else None
+    value = fmean(here.values()) if here else None
     number = expect.at_least if expect.at_least is not None else expect.at_most
     other = expect.above if expect.above is not None else expect.below
     against = None
     if other is not None:
         rival = measured(replace(expect, row=other), board)
-        number = summary(list(rival.values())).mean if rival else None
+        number = fmean(rival.values()) if rival else None
         if here.keys() & rival.keys():
             against = paired(here, rival)
     if value is None or number is None:

@@ -17,7 +17,7 @@ from vicinal.report.canvas import GRID, INK, PALETTE, PAPER, RULE, SOFT, fit_lim
 from vicinal.report.plots import LineStyle
 from vicinal.report.series import BatchSizes, Curve, Point, Reliability
 
-_CURVE_POINTS = 240
+_CURVE_POINTS = 120
 # Inches of a figure that stands alone: its letters can be read on a phone and are not shouting on a desk.
 _WIDE = 4.2
 _LABEL = 26  # letters of a row's name in a line
