@@ -371,3 +371,14 @@ def test_the_same_records_give_the_same_page(
         write_benchmark(digits_spec, digits_records[:10], tmp_path / name)
     for one in (tmp_path / "a").rglob("*.*"):
         assert one.read_bytes() == (tmp_path / "b" / one.relative_to(tmp_path / "a")).read_bytes(), one.name
+
+
+def test_a_page_alone_links_to_no_files(
+    digits_spec: Spec, digits_records: list[Record], tmp_path: Path
+) -> None:
+    for name, page_only in (("alone", True), ("whole", False)):
+        write_benchmark(digits_spec, digits_records[:10], tmp_path / name, page_only=page_only)
+        html = (tmp_path / name / "report.html").read_text(encoding="utf-8")
+        assert (tmp_path / name / "figures").exists() != page_only
+        assert ("figures/" in html) != page_only
+        assert "<svg" in html

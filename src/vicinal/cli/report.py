@@ -24,13 +24,17 @@ def report_command(
         str | None,
         typer.Option(help="The benchmark of the records, or its .toml file; default: what they say."),
     ] = None,
+    page_only: Annotated[
+        bool, typer.Option("--page-only", help="The page without figures/, and without links to them.")
+    ] = False,
 ) -> None:
     """Make report.html and figures/ beside the records of a benchmark or of any other runs."""
     records, folder = read_all([path]), path if path.is_dir() else path.parent
     found = load_spec(spec) if spec is not None else _spec_of(records)
-    write_benchmark(found, records, folder)
+    write_benchmark(found, records, folder, page_only=page_only)
     what = "records" if found is None else f"records of {found.name}"
-    out.print(f"{len(records)} {what}: the page in {folder / PAGE}, its figures in {folder / FIGURES}")
+    figures = "" if page_only else f", its figures in {folder / FIGURES}"
+    out.print(f"{len(records)} {what}: the page in {folder / PAGE}{figures}")
 
 
 def _spec_of(records: Sequence[Record]) -> Spec | None:

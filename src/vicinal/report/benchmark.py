@@ -45,10 +45,16 @@ _SECTIONS = {
 
 
 def write_benchmark(
-    spec: Spec | None, records: Sequence[Record], folder: Path, examples: Sequence[Example] = ()
+    spec: Spec | None,
+    records: Sequence[Record],
+    folder: Path,
+    examples: Sequence[Example] = (),
+    *,
+    page_only: bool = False,
 ) -> None:
     """Write report.html and figures/ into a folder; the page is replaced whole.
 
+    The page shows all figures itself: with `page_only` it is written alone and links to no files.
     Without examples those are shown that the folder holds (`vicinal.evaluation.example.save_examples`).
     Without a spec the page shows what the records themselves hold: rows are methods, columns what they were
     measured on.
@@ -57,8 +63,9 @@ def write_benchmark(
     styles = row_styles(board)
     pictures = pictures_of(board, styles)
     values = _values(spec, board, styles, pictures, examples or load_examples(folder))
-    html = environment().get_template("benchmark.html.j2").render(**values)
-    _write_figures(folder / FIGURES, pictures)
+    html = environment().get_template("benchmark.html.j2").render(**values, page_only=page_only)
+    if not page_only:
+        _write_figures(folder / FIGURES, pictures)
     replace_text(folder / PAGE, html)
 
 
