@@ -75,3 +75,8 @@ def test_a_refusal_in_a_process_of_its_own() -> None:
     assert ran.returncode == 2
     assert ran.stdout == ""
     assert ran.stderr.splitlines() == ["vicinal: nowhere: no such checkpoint"]
+
+
+def test_it_runs_as_a_module_where_the_command_is_not_on_the_path() -> None:
+    ran = subprocess.run([sys.executable, "-m", "vicinal", "--version"], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout.strip()) == (0, __version__)
