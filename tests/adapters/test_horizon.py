@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from vicinal.adapters import passes
 from vicinal.adapters.contract import Adapter, Settings, adapt
 from vicinal.errors import ConfigError
 
@@ -15,10 +16,15 @@ def distance(adapter: Adapter) -> float:
     return max(float((a - b).abs().max().detach()) for a, b in pairs)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "fused adam", "sgd"])
 @pytest.mark.parametrize("pull", [0.0, 0.1])
-def test_it_is_a_step_size_that_shrinks(make_source: Any, images: Any, optimizer: str, pull: float) -> None:
+def test_it_is_a_step_size_that_shrinks(
+    make_source: Any, images: Any, optimizer: str, pull: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lr, horizon, sizes = 1e-2, 10.0, (6, 3, 8, 5)
+    if optimizer == "fused adam":  # as on a GPU
+        optimizer = "adam"
+        monkeypatch.setattr(passes, "adam_options", lambda device: {"fused": True})
     adapter = adapt(make_source(), "soft", lr=lr, horizon=horizon, optimizer=optimizer, pull=pull)
     plain = adapt(make_source(), "soft", lr=lr, optimizer=optimizer, pull=pull)
     seen = 0
@@ -30,6 +36,8 @@ def test_it_is_a_step_size_that_shrinks(make_source: Any, images: Any, optimizer
         )
         seen += count
     assert float(adapter.seen) == seen
+    assert adapter.optimizer is not None
+    assert adapter.optimizer.param_groups[0]["lr"] == lr
     free = adapt(make_source(), "soft", lr=lr, optimizer=optimizer, pull=pull)
     for seed, count in enumerate(sizes):
         free(images(count, seed))

@@ -81,11 +81,23 @@ def take_step(adapter: Adapter) -> None:
 
 
 def _shortened_step(optimizer: torch.optim.Optimizer, share: Tensor) -> None:
-    """Take a share of an optimizer's step: theta + share (step(theta) - theta).
+    """Take a share of an optimizer's step; a recorded step can take another each time.
 
-    For any optimizer this is a step size of that share, and a recorded step can take another each time.
+    Fused optimizers read a step size that is a tensor where it lies. For others theta + share (step(theta) -
+    theta): the same, at four more passes over all parameters.
     """
-    values = [value for group in optimizer.param_groups for value in group["params"]]
+    groups = optimizer.param_groups
+    if all(group.get("fused") for group in groups):
+        sizes = [group["lr"] for group in groups]
+        try:
+            for group, lr in zip(groups, sizes, strict=True):
+                group["lr"] = (lr * share).to(group["params"][0].dtype)
+            optimizer.step()
+        finally:
+            for group, lr in zip(groups, sizes, strict=True):
+                group["lr"] = lr
+        return
+    values = [value for group in groups for value in group["params"]]
     before = torch._foreach_mul(values, 1.0)
     optimizer.step()
     torch._foreach_sub_(values, before)
