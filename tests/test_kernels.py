@@ -4,13 +4,14 @@ import pytest
 import torch
 from torch.cuda import _utils
 
-from vicinal.adapters import bookkeeping, reading
+from vicinal.adapters import bookkeeping, norm_kernels, reading
 from vicinal.data import fused
 from vicinal.kernels import constant, suited, with_constants
 
 TEXTS = {
     "average": bookkeeping.source(),
     "renormalize": bookkeeping.source(),
+    **dict.fromkeys(norm_kernels.NAMES, norm_kernels.source()),
     "read_stream": reading.source(),
     "measure": fused.source(whole_levels=True, channels=3),
     "augment": fused.source(whole_levels=False, channels=1),

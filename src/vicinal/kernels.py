@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from threading import local
 from typing import Any
 
 import torch
@@ -39,7 +40,25 @@ def suited(*values: Tensor, device: str = "cuda") -> bool:
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
     """Return a block that starts kernels on a device, which need not be the current one."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    if device.type != "cuda":
+        return nullcontext()
+    _bind(device)
+    return torch.cuda.device(device)
+
+
+_bound = local()
+
+
+def _bind(device: torch.device) -> None:
+    """Give this thread the device's context, once.
+
+    What torch itself starts does so unasked, what is started here does not; and gradients are taken in a
+    thread where nothing may have been started yet.
+    """
+    known: set[torch.device] = _bound.__dict__.setdefault("devices", set())
+    if device not in known:
+        torch.zeros((), device=device)
+        known.add(device)
 
 
 @cache

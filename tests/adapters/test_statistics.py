@@ -1,5 +1,6 @@
 """Normalization statistics against layers put in by hand that compute them channel by channel."""
 
+import contextlib
 import copy
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.adapters.contract import adapt
+from vicinal.adapters.layers import running
 from vicinal.adapters.statistics import KINDS, StatisticsConfig
 from vicinal.data.augment import Augment
 from vicinal.errors import ConfigError
@@ -319,7 +321,8 @@ def test_a_pass_that_fails_leaves_nothing_behind(
         assert not layer.training
         assert not layer._forward_pre_hooks
         assert not layer._forward_hooks
-        assert not {"weight", "bias", "running_mean", "running_var"} & layer.__dict__.keys()
+        assert not {"weight", "bias", "running_mean", "running_var", "forward"} & layer.__dict__.keys()
+        assert layer.track_running_stats
     assert torch.equal(failed(second), fresh(second))
 
 
@@ -337,6 +340,49 @@ def test_an_interruption_inside_a_layer_leaves_no_tensor_behind(
         with pytest.raises(KeyboardInterrupt):
             interrupted(images(6))
     assert torch.equal(interrupted(images(6)), fresh(images(6)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", ["bn", "soft", "delta", "rotta"])
+def test_batches_are_not_counted(make_source: Any, images: Any, method: str, kind: str) -> None:
+    """Nobody asks for the count, and on a GPU it is a kernel a layer."""
+    adapter = adapt(
+        make_source(), method, statistics=kind, **({"update_every": 3} if method == "rotta" else {})
+    )
+    before = [int(layer.num_batches_tracked) for layer in norms(adapter.model)]
+    for seed in range(3):
+        adapter(images(6, seed))
+    assert [int(layer.num_batches_tracked) for layer in norms(adapter.model)] == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_that_are_synchronized_between_processes(make_source: Any, images: Any, kind: str) -> None:
+    source, told = make_source(), []
+    for convert in (lambda model: model, nn.SyncBatchNorm.convert_sync_batchnorm):
+        source.model = convert(source.model)
+        told.append([adapt(source, "soft", statistics=kind)(images(6)) for _ in range(2)])
+    assert type(source.model.features[1]) is nn.SyncBatchNorm
+    assert torch.equal(told[0][0], told[1][0])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_layer_with_a_forward_of_its_own_keeps_it(fails: bool) -> None:
+    layer = nn.BatchNorm2d(3)
+    layer.forward = own = lambda x: nn.BatchNorm2d.forward(layer, x) + 1
+    x = torch.rand(4, 3, 2, 2)
+
+    def values(index: int, x: Tensor) -> Any:
+        if fails:
+            raise RuntimeError
+        return {"bias": torch.ones(3)}
+
+    with contextlib.suppress(RuntimeError), running([layer], values, on_batch=True):
+        found = layer(x)
+    if not fails:
+        torch.testing.assert_close(found.mean((0, 2, 3)), torch.full((3,), 2.0))
+    assert layer.forward is own
+    assert layer.track_running_stats
+    assert not layer.training
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from vicinal.functional.normalization import (
 from vicinal.kernels import Kernel, compiled, constant, on, suited, with_constants
 
 THREADS = 128
-SOURCE = """
+FORMULAS = """
 struct Pair { float mean, variance; };
 
 __device__ Pair mixed(Pair old, Pair batch, float share) {
@@ -36,7 +36,8 @@ __device__ Pair carried(Pair average, Pair before, Pair after) {
     const float stretch = fminf(fmaxf(ratio, 1 / MAX_STRETCH), MAX_STRETCH);
     return {after.mean + stretch * (average.mean - before.mean), average.variance * stretch * stretch};
 }
-
+"""
+KERNELS = """
 extern "C" __global__ void average(
     const float* mean, const float* variance, const float* batch_mean, const float* batch_variance,
     const float* before_mean, const float* before_variance, const float* share, int follow, int channels,
@@ -109,7 +110,7 @@ def _kernels(device: int) -> dict[str, Kernel]:
     return {} if found is None else dict(zip(names, found, strict=True))
 
 
-def source() -> str:
-    """Return the text of the kernels with their constants."""
+def source(kernels: str = KERNELS) -> str:
+    """Return the text of kernels after that of the formulas and their constants."""
     constants = {"MAX_STRETCH": f"{MAX_STRETCH}f", "SMALLEST_VARIANCE": f"{SMALLEST_VARIANCE}f"}
-    return with_constants(SOURCE, constants)
+    return with_constants(FORMULAS + kernels, constants)

@@ -2,7 +2,8 @@
 
 While it runs, a layer reads its scale, its shift and its running moments by name. For one pass others lie
 under these names, on the instance: a layer whose class also activates (many of timm's) goes on doing so, and
-the model stays one of plain layers, to be copied and exported.
+the model stays one of plain layers, to be copied and exported. Who knows all that a class does may put out in
+its place.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +16,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vicinal.functional.normalization import Moments, moments_of, renormalization
 
-# From a layer's position and its input: the tensors it runs with in place of its own.
-Lent = dict[str, Tensor | None]
-Instead = Callable[[int, Tensor], Lent]
+Lent = dict[str, Tensor | None]  # what a layer runs with in place of its own tensors
+# From a layer's position and its input: what is lent to it, or all that it would put out.
+Instead = Callable[[int, Tensor], Lent | Tensor]
+# What lies on the instance: while a layer runs, and for a whole pass.
+LENT = ("weight", "bias", "running_mean", "running_var")
+SET = ("forward", "track_running_stats")
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
@@ -32,27 +36,51 @@ def running(
     """Let every layer run a pass on the batch's statistics or on the running ones, with other tensors."""
     with ExitStack() as stack:
         for index, layer in enumerate(layers):
+            own = {name: layer.__dict__[name] for name in SET if name in layer.__dict__}
+            stack.callback(_restore, layer, own)
             layer.train(on_batch)
-            stack.callback(layer.eval)
-            if instead is None:
-                continue
-            stack.callback(_take_back, layer)  # after an interruption as well
-            stack.callback(layer.register_forward_pre_hook(_lend(instead, index)).remove)
-            # Called after a pass that failed as well: the layer may be used again in it.
-            stack.callback(layer.register_forward_hook(_take_back, always_call=True).remove)
+            if on_batch:
+                # Nothing is stored and no batches are counted: on a GPU the count is a kernel a layer.
+                layer.track_running_stats = False
+            if instead is not None:
+                layer.__dict__["forward"] = _forward(layer, instead, index)
         yield
 
 
-def _lend(instead: Instead, index: int) -> Callable[[_BatchNorm, tuple[Any, ...]], None]:
-    def lend(layer: _BatchNorm, inputs: tuple[Any, ...]) -> None:
-        layer.__dict__.update(instead(index, inputs[0]))
+def _forward(layer: _BatchNorm, instead: Instead, index: int) -> Callable[..., Tensor]:
+    """Return what a layer runs for one pass: its own forward on what is lent to it, or nothing of its own."""
+    as_written = layer.forward
 
-    return lend
+    def forward(x: Tensor, *rest: Any, **named: Any) -> Tensor:
+        given = instead(index, x)
+        if isinstance(given, Tensor):
+            return given
+        layer.__dict__.update(given)
+        try:
+            return as_written(x, *rest, **named)
+        finally:  # the layer may be used again in this pass
+            _take_back(layer)
+
+    return forward
 
 
-def _take_back(layer: _BatchNorm, *_: Any) -> None:
-    for name in ("weight", "bias", "running_mean", "running_var"):
+def _take_back(layer: _BatchNorm) -> None:
+    for name in LENT:
         layer.__dict__.pop(name, None)
+
+
+def _restore(layer: _BatchNorm, own: dict[str, Any]) -> None:
+    """Leave a layer as a pass has found it, in evaluation mode; after an interruption as well."""
+    _take_back(layer)
+    for name in SET:
+        layer.__dict__.pop(name, None)
+    layer.__dict__.update(own)
+    layer.eval()
+
+
+def normalized_by(moments: Moments) -> Lent:
+    """Return what makes a layer in evaluation mode run on these moments."""
+    return {"running_mean": moments.mean, "running_var": moments.variance}
 
 
 def renormalized(layer: _BatchNorm, r: Tensor, d: Tensor) -> Lent:
@@ -87,7 +115,7 @@ def mixed_norm(model: nn.Module, weight: float, *, keep: bool) -> Iterator[None]
         if keep and x.numel() > x.shape[1]:
             return renormalized(layer, *renormalization(batch, mixed, layer.eps))
         layer.eval()  # one value a channel has no statistics of its own
-        return {"running_mean": mixed.mean, "running_var": mixed.variance}
+        return normalized_by(mixed)
 
     with running(layers, mixture, on_batch=keep):
         yield

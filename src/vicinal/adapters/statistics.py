@@ -22,8 +22,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from vicinal.adapters.bookkeeping import averaged, renormalization_to
-from vicinal.adapters.layers import Lent, batch_norms, renormalized, running
+from vicinal.adapters.fused_norm import on_average, renormalizing
+from vicinal.adapters.layers import Lent, batch_norms, running
 from vicinal.errors import ConfigError
 from vicinal.functional.normalization import (
     Moments,
@@ -109,13 +109,13 @@ class NormStatistics(nn.Module):
             return
         uses, owner, share = Uses(), self._owner(images), self._share(images)
 
-        def values(index: int, x: Tensor) -> Lent:
-            batch, average = moments_of(x), self._stored(owner, index)
-            uses.add(index, batch)
+        def values(index: int, x: Tensor) -> Lent | Tensor:
+            layer, average, use = self._layers[index], self._stored(owner, index), uses.next(index)
             if images == 1:  # no statistics of its own: it runs on the average, in gradient as well
-                return _instead(averaged(average, batch, share))
-            layer = self._layers[index]
-            return renormalized(layer, *renormalization_to(average, batch, share, layer.eps))
+                instead, uses.batch[use], _ = on_average(layer, x, average, share)
+            else:
+                instead, uses.batch[use] = renormalizing(layer, x, average, share)
+            return instead
 
         with running(self._layers, values, on_batch=images > 1):
             yield
@@ -134,11 +134,11 @@ class NormStatistics(nn.Module):
         uses, owner, share = Uses(), self._owner(images), self._share(images)
         follows = self.config.follow_updates and owner == "stream"
 
-        def values(index: int, x: Tensor) -> Lent:
-            batch = moments_of(x)
-            before = self._before.get(uses.add(index, batch)) if follows else None
-            uses.average[index] = average = averaged(self._stored(owner, index), batch, share, before)
-            return _instead(average)
+        def values(index: int, x: Tensor) -> Lent | Tensor:
+            layer, average, use = self._layers[index], self._stored(owner, index), uses.next(index)
+            before = self._before.get(use) if follows else None
+            instead, uses.batch[use], uses.average[index] = on_average(layer, x, average, share, before)
+            return instead
 
         with running(self._layers, values, on_batch=False):
             yield
@@ -229,13 +229,6 @@ class Uses:
         self.batch: dict[Use, Moments] = {}  # of what every use was fed
         self.average: dict[int, Moments] = {}  # by layer: what its last use ran on
 
-    def add(self, index: int, batch: Moments) -> "Use":
-        """Note what a layer is fed; return which use of it that is."""
-        use = index, sum(layer == index for layer, _ in self.batch)
-        self.batch[use] = batch
-        return use
-
-
-def _instead(moments: Moments) -> Lent:
-    """Return what makes a layer in evaluation mode run on these moments."""
-    return {"running_mean": moments.mean, "running_var": moments.variance}
+    def next(self, index: int) -> Use:
+        """Return which use of a layer is the next one."""
+        return index, sum(layer == index for layer, _ in self.batch)
