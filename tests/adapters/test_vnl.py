@@ -132,6 +132,8 @@ class SlowVnl:
         self.seen, classes = 0, len(source.model.head.bias)
         self.batches: list[Tensor] = []
         self.predicted = torch.full((classes,), 1 / classes)
+        self.doubt: float | None = None
+        self.less = 1.0  # than a whole step, for the anchor doubts less
 
     def step(self, x: Tensor, steps: int, kind: str, weight: float, entropy_weight: float) -> Tensor:
         with torch.no_grad():
@@ -158,6 +160,8 @@ class SlowVnl:
         pairs = [(w / sum(weights), y) for w, y in zip(weights, self.batches, strict=True)]
         m = sum(w * y.mean(0) for w, y in pairs)
         s = sum(w * (y * y).sum(1).mean() for w, y in pairs)
+        if self.doubt is not None:
+            self.less = min(1.0, (1 - float(s)) / self.doubt)
         images = sum(map(len, self.batches))
         self.exponent = exponent(m.tolist(), float(s), 2 * window * math.tanh(images / (2 * window)))
         powers = torch.tensor([(float(share) + 0.01 / len(m)) ** self.exponent[0] for share in m])
@@ -180,7 +184,7 @@ class SlowVnl:
                 loss = loss + weight * sum(e * (e / p).log() for e, p in pairs) / (1 - fade)
             self.optimizer.zero_grad()
             loss.backward()
-            self.optimizer.param_groups[0]["lr"] = LR / (1 + self.seen / HORIZON)
+            self.optimizer.param_groups[0]["lr"] = LR / (1 + self.seen / HORIZON) * self.less
             self.optimizer.step()
         self.predicted = shares.detach()
         self.seen += len(x)
@@ -207,6 +211,33 @@ def test_updates_held_by_an_anchor_agree_with_the_slow_reference(
     for found, expected in ((adapter.model, slow.model), (adapter.anchor, source.model)):
         for a, b in zip(found.parameters(), expected.parameters(), strict=True):
             torch.testing.assert_close(a, b, **CLOSE)
+
+
+@pytest.mark.parametrize("horizon", [HORIZON, None])
+def test_steps_are_shorter_where_the_anchor_doubts_less(make_source: Any, images: Any, horizon: Any) -> None:
+    source = make_source()
+    source.model.head.weight.data *= 3
+    told = {"statistics": "source", "predict": "own", "update": "marginal", "horizon": horizon}
+    adapter, slow = vnl(source, doubt=0.5, **told), SlowVnl(source, False)
+    slow.doubt, shares = 0.5, []
+    for seed in range(4):
+        x = images(20, seed)
+        slow.seen = 0 if horizon is None else slow.seen
+        slow.learn(x, slow.likely(slow.anchor(x).detach()), 1, "marginal", MARGINAL_WEIGHT, 1.0)
+        torch.testing.assert_close(adapter(x), slow.model(x).detach(), **CLOSE)
+        shares.append(slow.less)
+    assert 0.1 < min(shares) < max(shares) < 1
+
+
+def test_more_doubt_than_known_makes_no_step_longer(make_source: Any, images: Any) -> None:
+    one, other = vnl(make_source(), doubt=1e-3), vnl(make_source())
+    assert torch.equal(one(images(8)), other(images(8)))
+
+
+@pytest.mark.parametrize("doubt", [-0.1, 1.1, float("nan")])
+def test_a_doubt_that_is_none_is_refused(make_source: Any, doubt: float) -> None:
+    with pytest.raises(ConfigError, match="doubt"):
+        vnl(make_source(), doubt=doubt)
 
 
 def test_the_default_agrees_with_the_slow_reference(make_source: Any, images: Any, slow_stream: Any) -> None:

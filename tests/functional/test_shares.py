@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 
 from vicinal.functional.shares import (
+    doubt_share,
     effective_images,
     likely_shares,
     mean_square,
@@ -29,6 +30,13 @@ def test_sharpened_labels_are_squared_predictions() -> None:
     logits = normal(5, 4)
     p = logits.softmax(-1).square()
     torch.testing.assert_close(sharpened(logits), p / p.sum(-1, keepdim=True))
+
+
+def test_doubt_is_a_share_of_the_known_one_and_never_more() -> None:
+    for s, u_0, expected in ((0.95, 0.1, 0.5), (0.9, 0.1, 1.0), (0.4, 0.1, 1.0), (1.0, 0.1, 0.0)):
+        torch.testing.assert_close(doubt_share(number(s), u_0), number(expected))
+    for s, expected in ((0.9, 1.0), (1.0, 0.0)):
+        torch.testing.assert_close(doubt_share(number(s), 0.0), number(expected))
 
 
 def test_the_mean_square_is_one_for_sure_labels_and_one_over_the_classes_for_none() -> None:

@@ -8,10 +8,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vicinal.adapters.contract import METHODS, adapt
+from vicinal.adapters.vnl import Vnl, VnlSettings
 from vicinal.checkpoint import Trained
 from vicinal.data.domains import SourceDomain
 from vicinal.functional.memory import empty_memory
 from vicinal.models.inference import StreamInferenceNet
+from vicinal.training import choose
 from vicinal.training.choose import Chosen, Row, choose_rule, label_lesson, safest
 from vicinal.training.config import OutOfFoldConfig, TrainConfig
 from vicinal.training.left_out import Fold, LeftOutStream, Lesson, left_out_streams
@@ -105,8 +107,36 @@ def test_level_rules_are_ranked_by_what_can_go_wrong(better: Row, worse: Row) ->
 
 def test_one_vnl_row_is_chosen_and_its_settings_are_the_rule(chosen: Chosen) -> None:
     (final,) = [row for row in rows_of(chosen, "vnl") if row.chosen]
-    rule = {"update": final.update, "lr": final.lr, "predict": final.predict}
-    assert chosen.methods["vnl"]["stream"] == rule
+    rule = dict(chosen.methods["vnl"]["stream"])
+    assert 0 < rule.pop("doubt") < 1
+    assert rule == {"update": final.update, "lr": final.lr, "predict": final.predict}
+
+
+def test_the_rule_knows_how_much_still_models_doubted_on_the_left_out_streams(
+    chosen: Chosen, streams: list[LeftOutStream]
+) -> None:
+    doubts = []
+    for stream in streams:
+        still, order = adapt(stream.trained, "bn", statistics="stream"), stream.stream.order
+        p = torch.cat([still(x).softmax(-1) for x in stream.stream.batches("cpu")]) ** 2
+        y = p / p.sum(-1, keepdim=True)
+        doubts.append(1 - float((y**2).sum()) / len(order))
+    assert chosen.methods["vnl"]["stream"]["doubt"] == pytest.approx(sum(doubts) / len(doubts), rel=1e-5)
+
+
+def test_candidates_are_tried_with_that_doubt(
+    streams: list[LeftOutStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a stream with less doubt than the mean their steps are shorter there too, as they will be."""
+    tried, build = [], choose.Vnl
+
+    def note(trained: Trained, settings: VnlSettings) -> Vnl:
+        tried.append(settings)
+        return build(trained, settings)
+
+    monkeypatch.setattr(choose, "Vnl", note)
+    found = choose_rule(streams, CONFIG, 0, Silent()).methods["vnl"]["stream"]["doubt"]
+    assert {settings.doubt for settings in tried if settings.update == "marginal"} == {found}
 
 
 def test_every_baseline_has_options_for_both_statistics_and_they_are_its_best(chosen: Chosen) -> None:

@@ -154,6 +154,11 @@ class Adapter(nn.Module, ABC):
     def prepare(self, source: Trained) -> None:
         """Set up what the method keeps besides the model."""
 
+    def step_share(self) -> Tensor | None:
+        """Return how much of its length the next step has, horizon / (horizon + seen); None: all of it."""
+        horizon = self.settings.horizon
+        return None if horizon is None else horizon / (horizon + self.seen)
+
     @abstractmethod
     def adapt(self, x: Tensor) -> Tensor:
         """Adapt to a batch and return the logits that the settings ask for."""

@@ -64,15 +64,14 @@ def take_step(adapter: Adapter) -> None:
     """Take the optimizer's step, then go back toward the source: theta <- theta + pull (theta_s - theta).
 
     With steps of about `lr` a parameter then stays within lr / pull of the source, however long the stream.
-    With a horizon, lr is lr / (1 + seen / horizon).
+    The step has the share of its length that the adapter says.
     """
     assert adapter.optimizer is not None
-    if adapter.settings.horizon is None:
+    share = adapter.step_share()
+    if share is None:
         adapter.optimizer.step()
     else:
-        _shortened_step(
-            adapter.optimizer, adapter.settings.horizon / (adapter.settings.horizon + adapter.seen)
-        )
+        _shortened_step(adapter.optimizer, share)
     if adapter.settings.pull:
         updated = {id(value) for group in adapter.optimizer.param_groups for value in group["params"]}
         moving = {name: value for name, value in adapter.named_parameters() if id(value) in updated}

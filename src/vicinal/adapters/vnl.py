@@ -2,7 +2,8 @@
 
 Departs from the paper in five ways, each measured (docs/experiments.md): a frozen source model, the anchor,
 teaches the model how frequent the classes are, not which image is which, where the model soon knows better;
-steps become shorter along the stream; predictions run on stream statistics; the updated model's batch is
+steps become shorter along the stream, and where the anchor has fewer doubts than it had when their length was
+chosen; predictions run on stream statistics; the updated model's batch is
 predicted by neighbor labels; and phi is fitted on predictions of models that never saw the domain it labels.
 Which of these is used was chosen on left-out domains.
 """
@@ -24,6 +25,7 @@ from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError, ConfigError
 from vicinal.functional.losses import prediction_entropy, soft_cross_entropy
 from vicinal.functional.shares import (
+    doubt_share,
     effective_images,
     likely_shares,
     mean_square,
@@ -52,6 +54,9 @@ class VnlSettings(Settings):
     marginal_weight: float = 3.0  # of the divergence of their class shares from those expected by the anchor
     window: float = 12.0  # images of each class over which these shares are averaged
     anchor_weight: float = 1.0  # of the cross-entropy with the anchor's labels
+    # How much a frozen model doubted its predictions where lr was chosen: where the anchor doubts less, there
+    # is less to learn and steps are that much shorter. None: they are not. With update="marginal" alone.
+    doubt: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,6 +68,8 @@ class VnlSettings(Settings):
             raise ConfigError(
                 f"vnl needs a window of above 0 to {LONGEST_WINDOW:g} images of each class, not {self.window}"
             )
+        if self.doubt is not None and not 0 <= self.doubt <= 1:
+            raise ConfigError(f"doubt is a number from 0 to 1, or None; not {self.doubt!r}")
 
 
 @register(
@@ -82,8 +89,9 @@ class Vnl(Adapter):
     the model's predictions, pi those that it is likely to have by the predictions of a frozen source model,
     the anchor (`vicinal.functional.shares`); with update="anchored" entropy_weight H(p) + anchor_weight
     CE(y_anchor, p), y_anchor the anchor's neighbor labels. Steps of lr / (1 + seen / horizon) after so many
-    images. Whether it updates at all, the step size, and whether own output or labels predict were chosen on
-    left-out source domains. Prediction after the update.
+    images, times min(1, u / doubt), u how much the anchor doubts its predictions of the stream, `doubt` how
+    much left-out models did on the streams on which lr was chosen. Whether it updates at all, the step size,
+    and whether own output or labels predict were chosen there too. Prediction after the update.
     """
 
     steady = True
@@ -167,9 +175,22 @@ class Vnl(Adapter):
         y = sharpened(logits)
         self._join("counted", y.mean(0), len(y))
         self._join("sureness", mean_square(y), len(y))
-        begun = self.counted.sum()  # labels sum to 1: what the averages, from zero, have come to
-        m, s = self.counted / begun, self.sureness / begun
-        return likely_shares(m, s, effective_images(begun, self._window))
+        m, s = self.counted / self._begun, self.sureness / self._begun
+        return likely_shares(m, s, effective_images(self._begun, self._window))
+
+    @property
+    def _begun(self) -> Tensor:
+        """Return what the averages, from zero, have come to: labels sum to 1."""
+        return self.counted.sum()
+
+    @torch.no_grad()
+    def step_share(self) -> Tensor | None:
+        """Return how much of its length the next step has, by images seen and by the anchor's doubts."""
+        share, u_0 = super().step_share(), self.settings.doubt
+        if self.settings.update != "marginal" or u_0 is None:
+            return share
+        less = doubt_share(self.sureness / self._begun, u_0)
+        return less if share is None else share * less
 
     @property
     def _window(self) -> float:

@@ -23,6 +23,14 @@ def mean_square(y: Tensor) -> Tensor:
     return y.square().sum(-1).mean(-1)
 
 
+def doubt_share(s: Tensor, u_0: float) -> Tensor:
+    """Return min(1, u / u_0), u = 1 - s: the doubt in labels as a share of a doubt u_0 known from elsewhere.
+
+    Of sharpened predictions 1 - s comes near the share of those that are wrong.
+    """
+    return ((1 - s) / max(u_0, torch.finfo(s.dtype).tiny)).clamp(0, 1)
+
+
 def effective_images(begun: Tensor, window: float) -> Tensor:
     """Return n, the images that an average of them counts for, whose weights fall by e over a window.
 

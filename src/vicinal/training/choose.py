@@ -19,6 +19,7 @@ from vicinal.adapters.labeler import StreamLabeler
 from vicinal.adapters.statistics import KINDS
 from vicinal.adapters.vnl import UPDATES, Vnl, VnlSettings
 from vicinal.functional.losses import label_cross_entropy
+from vicinal.functional.shares import mean_square, sharpened
 from vicinal.models.inference import StreamInferenceNet
 from vicinal.training.config import OutOfFoldConfig
 from vicinal.training.fit_phi import fit_phi
@@ -69,16 +70,14 @@ def choose_rule(
     stop: StopRequest | None = None,
 ) -> Chosen:
     """Fit phi, try every candidate, fit phi again in the loop of the best one, and decide who predicts."""
-    trials, baselines = (
-        _candidates(config),
-        _grid(config.baselines, ("batch", "stream"), config.step_sizes, {}),
-    )
-    progress.start("choose", len(trials) + len(baselines) + 2)
-    anchor_phi = _fit_on_still_models(streams, config, seed)
+    baselines = _grid(config.baselines, ("batch", "stream"), config.step_sizes, {})
+    progress.start("choose", len(_candidates(config)) + len(baselines) + 2)
+    still = _still_lessons(streams)
+    anchor_phi, doubt = fit_phi(still, config, seed), _doubt(still)
     progress.advance(1, {})
     ready = _labelled_by(anchor_phi, streams)
     tried: list[tuple[Row, list[Lesson]]] = []
-    for settings in trials:
+    for settings in _candidates(config, doubt):
         _heed(stop)
         plays = play_all(partial(Vnl, settings=settings), ready)
         row = _row(
@@ -98,7 +97,7 @@ def choose_rule(
         _heed(stop)
         rows.append(_try_baseline(method, options, streams))
         progress.advance(1 + len(rows), {"accuracy": rows[-1].accuracy})
-    return Chosen(anchor_phi, predict_phi, *_collect(rows, final))
+    return Chosen(anchor_phi, predict_phi, *_collect(rows, final, doubt))
 
 
 def choose_step_size(
@@ -145,14 +144,16 @@ def _risk(row: Row) -> tuple[int, float]:
     return UPDATES.index(row.update), row.nll
 
 
-def _fit_on_still_models(
-    streams: Sequence[LeftOutStream], config: OutOfFoldConfig, seed: int
-) -> StreamInferenceNet:
-    """Return a phi fitted on left-out models that are not updated: what an anchor is."""
+def _still_lessons(streams: Sequence[LeftOutStream]) -> list[Lesson]:
+    """Return what left-out models saw that are not updated: what an anchor is."""
     still = VnlSettings(update="none", predict="own")
-    return fit_phi(
-        [played.lesson for played in play_all(partial(Vnl, settings=still), streams)], config, seed
-    )
+    return [played.lesson for played in play_all(partial(Vnl, settings=still), streams)]
+
+
+def _doubt(lessons: Sequence[Lesson]) -> float:
+    """Return how much models doubt their predictions, u_0 of `doubt_share`, each stream counting the same."""
+    s = [mean_square(sharpened(lesson.logits.flatten(0, 1))) for lesson in lessons]
+    return 1 - float(sum(s)) / len(s)
 
 
 def _labelled_by(phi: StreamInferenceNet, streams: Sequence[LeftOutStream]) -> list[LeftOutStream]:
@@ -175,9 +176,11 @@ def _try_baseline(method: str, settings: Settings, streams: Sequence[LeftOutStre
     return _row(method, method, settings, _scores(streams, outputs))
 
 
-def _collect(rows: Sequence[Row], final: Row) -> tuple[dict[str, dict[str, dict[str, Any]]], list[Row]]:
+def _collect(
+    rows: Sequence[Row], final: Row, doubt: float
+) -> tuple[dict[str, dict[str, dict[str, Any]]], list[Row]]:
     """Return the options of every method by kind of statistics, and the rows with each choice marked."""
-    rule = {"update": final.update, "lr": final.lr, "predict": final.predict}
+    rule = {"update": final.update, "lr": final.lr, "predict": final.predict, "doubt": doubt}
     best = _best_step_sizes([row for row in rows if row.method != "vnl"])
     marked = [
         replace(row, chosen=row.chosen or best.get(row.method, {}).get(row.statistics) == {"lr": row.lr})
@@ -197,13 +200,15 @@ def _best_step_sizes(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]
     return methods
 
 
-def _candidates(config: OutOfFoldConfig) -> list[VnlSettings]:
+def _candidates(config: OutOfFoldConfig, doubt: float | None = None) -> list[VnlSettings]:
+    own = partial(VnlSettings, predict="own", doubt=doubt)
     made = []
     for update in config.updates:
-        if update == "none":
-            made.append(VnlSettings(update="none", predict="own"))
-            continue
-        made += [VnlSettings(update=update, predict="own", lr=lr) for lr in config.step_sizes]
+        made += (
+            [own(update=update)]
+            if update == "none"
+            else [own(update=update, lr=lr) for lr in config.step_sizes]
+        )
     return made
 
 
