@@ -23,6 +23,7 @@ class BatchNormOnly(Adapter):
     Batch statistics, the stream's average, or a blend of the batch's with the source's: no gradient is taken.
     """
 
+    still = True
     steady = True
 
     def adapt(self, x: Tensor) -> Tensor:

@@ -112,6 +112,9 @@ class Adapter(nn.Module, ABC):
     # Whether a batch of a shape makes the same work for a device whatever it holds: no number is looked at on
     # the way, all that is kept is a tensor written in place. Such a step can be recorded.
     steady = False
+    # Whether its model stays as it is and `adapt` begins with its pass: one that another has run on the same
+    # statistics will do.
+    still = False
     model: Classifier | Wrapped
     seen: Tensor  # images so far; a tensor, since a recorded step must count them too
 
@@ -139,6 +142,7 @@ class Adapter(nn.Module, ABC):
         self.memory: dict[str, Tensor] = {}
         self.observer: Observer | None = None  # sees features, logits and head of a batch's prediction
         self.observed: Observed | None = None
+        self.told: tuple[Tensor, Tensor] | None = None  # z and logits of the next batch, if known already
         # Probabilities (S, N, C) of the last batch by each draw of w; None where none were drawn.
         self.draws: Tensor | None = None
         self.steps_taken = 0
@@ -199,7 +203,7 @@ class Adapter(nn.Module, ABC):
     def _records(self) -> bool:
         """Say whether steps may be recorded: a net of somebody's own may look at numbers on its way."""
         plain = self.settings.augment is None and not self.settings.episodic
-        return self.steady and plain and not isinstance(self.model, Wrapped)
+        return self.steady and plain and self.told is None and not isinstance(self.model, Wrapped)
 
     def _apply(self, *args: Any, **kwargs: Any) -> "Adapter":
         """Move all tensors, as modules do: recordings do not move along."""

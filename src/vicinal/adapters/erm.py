@@ -18,6 +18,7 @@ class Erm(Adapter):
     What every other method is measured against: empirical risk minimisation over all source domains.
     """
 
+    still = True
     steady = True
 
     def adapt(self, x: Tensor) -> Tensor:

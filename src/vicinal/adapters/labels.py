@@ -25,6 +25,7 @@ class Labels(Adapter):
     What `vnl` says when nothing is learned: phi reads the stream so far and labels the batch.
     """
 
+    still = True
     steady = True
     predicts = ("labels",)
     settings: VnlSettings

@@ -76,6 +76,7 @@ class Lame(Adapter):
     neighbors are of another class.
     """
 
+    still = True
     settings: LameSettings
 
     def prepare(self, source: Trained) -> None:

@@ -136,8 +136,11 @@ def look(adapter: Adapter, x: Tensor) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def predict(adapter: Adapter, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return features and logits on the statistics that predictions run on."""
-    with adapter.norm.predicting(len(x)):
-        z, logits = adapter.model.features_and_logits(x)
+    if adapter.told is not None:
+        (z, logits), adapter.told = adapter.told, None
+    else:
+        with adapter.norm.predicting(len(x)):
+            z, logits = adapter.model.features_and_logits(x)
     adapter.show(z, logits, adapter.model)
     return z, logits
 

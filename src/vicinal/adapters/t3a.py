@@ -36,6 +36,7 @@ class T3A(Adapter):
     those of the source classifier, as in the paper. A class without any support is not predicted.
     """
 
+    still = True
     predicts = ("own", "before")
     needs_features = True
     own_scale = True

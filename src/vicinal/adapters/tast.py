@@ -93,6 +93,7 @@ class Tast(Adapter):
     supports a cosine of 0; here it is not predicted. With `per_class` -1 the memory grows with the stream.
     """
 
+    still = True
     predicts = ("own", "before")
     needs_features = True
     own_scale = True

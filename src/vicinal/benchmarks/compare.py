@@ -13,8 +13,9 @@ from vicinal.data.domains import Roles, TargetDomain
 from vicinal.data.pixels import resident
 from vicinal.data.streams import Stream, StreamSpec, make_stream
 from vicinal.errors import ConfigError
-from vicinal.evaluation.online import Outcome, Setup, run_online, score
+from vicinal.evaluation.online import Outcome, Setup, score
 from vicinal.evaluation.record import Record
+from vicinal.evaluation.together import Passes, pass_of
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,19 @@ def compare(
 
     A joint stream, of several targets one after another or mixed, gives one result for all of them.
     """
-    for entry in entries:  # one that cannot be served is refused before anything is measured
-        adapt(trained, entry.method, **{"seed": seed, **entry.options})
+
+    def made(entry: Entry) -> Adapter:
+        return adapt(trained, entry.method, **{"seed": seed, **entry.options})
+
+    keys = [pass_of(made(entry)) for entry in entries]  # refused before anything is measured
     if spec.joint and len(roles.targets) < 2:
         raise ConfigError(f"a {spec.kind} stream needs two target domains or more: give --target again")
     groups = [roles.targets] if spec.joint else [(target,) for target in roles.targets]
     for group in groups:
         stream, answers = _stream(trained, group, roles, spec, seed)
+        passes = Passes(keys, stream)
         for entry in entries:
-            adapter = adapt(trained, entry.method, **{"seed": seed, **entry.options})
+            adapter = made(entry)
             setup = Setup(
                 dataset=dataset,
                 target="+".join(target.name for target in group),
@@ -66,7 +71,7 @@ def compare(
                 seed=seed,
                 protocol={**_protocol(trained, spec), "parameters": _count(adapter)},
             )
-            outcome = run_online(adapter, stream)
+            outcome = passes.run(adapter)
             record = score(adapter, stream, outcome, answers, setup)
             yield Result(_by_domain(record, stream, outcome, answers, group), stream, outcome)
             if on_done is not None:

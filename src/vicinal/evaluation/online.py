@@ -1,7 +1,7 @@
 """One adapter over one stream gives one record. Labels meet predictions here and nowhere earlier."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from vicinal.evaluation.record import Record
 from vicinal.versions import versions
 
 OnBatch = Callable[[int], None]
+Told = tuple[Tensor, Tensor]  # z and logits of a batch
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,17 @@ class Setup:
     protocol: dict[str, Any]
 
 
-def run_online(adapter: Adapter, stream: Stream, on_batch: OnBatch | None = None) -> Outcome:
-    """Return an adapter's predictions over a stream, batch by batch, each made once and never revised."""
+def run_online(
+    adapter: Adapter, stream: Stream, on_batch: OnBatch | None = None, told: Sequence[Told] | None = None
+) -> Outcome:
+    """Return an adapter's predictions over a stream, batch by batch, each made once and never revised.
+
+    `told` are features and logits of every batch, where another has run the pass (`evaluation.together`).
+    """
     device = next(adapter.model.parameters()).device
     outputs, seconds = [], 0.0
     for index, x in enumerate(stream.batches(device)):
+        adapter.told = None if told is None else told[index]
         started = time.perf_counter()
         outputs.append(
             adapter(x).softmax(-1).cpu()
