@@ -17,7 +17,7 @@ from vicinal.registry import Registry
 
 CHOSEN = {
     "vnl": {
-        "stream": {"update": "entropy", "lr": 3e-4, "predict": "own"},
+        "stream": {"update": "entropy", "lr": 3e-4, "predict": "own", "doubt": 0.2},
         "batch": {"update": "anchored", "lr": 3e-3, "predict": "labels"},
     },
     "hard": {"batch": {"lr": 7e-4}, "stream": {"lr": 8e-4}},
@@ -136,6 +136,9 @@ def test_options_win_over_what_was_chosen(chosen: Any) -> None:
     settings = adapt(chosen, "vnl", lr=0.5, update="none").settings
     assert (settings.lr, settings.update) == (0.5, "none")
     assert settings.predict == "own"  # the rest of the choice stays
+    assert settings.doubt is None, "known of the chosen step size alone"
+    assert adapt(chosen, "vnl", update="none").settings.doubt == 0.2
+    assert adapt(chosen, "vnl", lr=0.5, doubt=0.3).settings.doubt == 0.3
     assert CHOSEN["vnl"]["stream"] == chosen.choice["methods"]["vnl"]["stream"]
 
 

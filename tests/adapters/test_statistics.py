@@ -360,9 +360,10 @@ def test_layers_that_are_synchronized_between_processes(make_source: Any, images
     source, told = make_source(), []
     for convert in (lambda model: model, nn.SyncBatchNorm.convert_sync_batchnorm):
         source.model = convert(source.model)
-        told.append([adapt(source, "soft", statistics=kind)(images(6)) for _ in range(2)])
+        adapter = adapt(source, "soft", statistics=kind)
+        told.append(torch.stack([adapter(images(6, seed)) for seed in range(2)]))
     assert type(source.model.features[1]) is nn.SyncBatchNorm
-    assert torch.equal(told[0][0], told[1][0])
+    assert torch.equal(*told)
 
 
 @pytest.mark.parametrize("fails", [False, True])

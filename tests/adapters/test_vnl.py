@@ -234,8 +234,8 @@ def test_more_doubt_than_known_makes_no_step_longer(make_source: Any, images: An
     assert torch.equal(one(images(8)), other(images(8)))
 
 
-@pytest.mark.parametrize("doubt", [-0.1, 1.1, float("nan")])
-def test_a_doubt_that_is_none_is_refused(make_source: Any, doubt: float) -> None:
+@pytest.mark.parametrize("doubt", [-0.1, 1.1, float("nan"), "0.1", True])
+def test_a_doubt_that_is_none_is_refused(make_source: Any, doubt: Any) -> None:
     with pytest.raises(ConfigError, match="doubt"):
         vnl(make_source(), doubt=doubt)
 

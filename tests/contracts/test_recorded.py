@@ -65,16 +65,19 @@ def test_it_predicts_as_it_does_unrecorded(
         torch.testing.assert_close(a, b, rtol=0, atol=1e-2)  # a GPU adds up in any order
 
 
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize(("method", "told"), [("soft", {}), ("vnl", {"update": "marginal", "doubt": 0.9})])
 def test_a_recorded_step_counts_the_images_it_has_seen(
-    make_case: Any, monkeypatch: pytest.MonkeyPatch
+    make_case: Any, method: str, told: dict[str, Any], double: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A count frozen into the recording would leave all steps of a horizon alike."""
-    case = make_case("soft", "small")
-    source, batches = on_gpu(case.source()), [batch.cuda() for batch in case.stream(*[6] * 8)]
+    """A count, or a doubt, frozen into the recording would leave all steps alike."""
+    case, dtype = make_case(method, "small"), torch.double if double else torch.float
+    source, batches = on_gpu(case.source()), [batch.cuda().to(dtype) for batch in case.stream(*[6] * 8)]
+    source.model.to(dtype)
     moved = []
     for warm_up in (EAGER, 1):
         monkeypatch.setattr(graphs, "WARM_UP", warm_up)
-        adapter = case.adapt(source, lr=1e-2, horizon=5.0)
+        adapter = case.adapt(source, lr=1e-2, horizon=5.0, **told)
         for batch in batches:
             adapter(batch)
         assert float(adapter.seen) == 48

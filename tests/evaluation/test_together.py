@@ -10,6 +10,7 @@ from vicinal.adapters.contract import METHODS, adapt
 from vicinal.checkpoint import Trained
 from vicinal.data.augment import Augment
 from vicinal.data.streams import Stream
+from vicinal.errors import ConfigError, VicinalError
 from vicinal.evaluation.online import run_online
 from vicinal.evaluation.together import Passes, pass_of
 from vicinal.models.backbones import Preprocessing, build_classifier
@@ -77,18 +78,36 @@ def test_only_what_is_equal_is_shared(source: Trained, stream: Stream, count: li
         ("t3a", {"episodic": True}),
         ("tast", {"augment": Augment()}),
         ("soft", {"statistics": "source"}),
+        ("t3a", {"precision": "bfloat16"}),
     ]
     every = [adapt(source, method, **options) for method, options in told]
     keys = [pass_of(adapter) for adapter in every]
     assert keys[0] == keys[1] is not None
-    assert len({keys[0], keys[2], keys[3]}) == 3
-    assert keys[4:] == [None] * 3
+    assert len({keys[0], keys[2], keys[3], keys[7]}) == 4
+    assert keys[4:7] == [None] * 3
     alone = [run_online(adapt(source, method, **options), stream) for method, options in told]
     ran, count[0] = count[0], 0
     passes = Passes(keys, stream)
     for adapter, expected in zip(every, alone, strict=True):
         assert torch.equal(passes.run(adapter).probabilities, expected.probabilities)
+        assert adapter.told is None
     assert count[0] == ran - len(stream)
+
+
+def test_what_one_was_told_does_not_stay(source: Trained, stream: Stream) -> None:
+    """A batch that is refused is none: the next one is another."""
+    told = [(torch.zeros(5, 4), torch.zeros(5, 3))] * len(stream)
+    adapter = adapt(source, "lame")
+    wide = Stream("online", torch.zeros(5, 3, 8, 8, dtype=torch.uint8), torch.arange(5), 5)
+    with pytest.raises(VicinalError):
+        run_online(adapter, wide, told=told)
+    assert adapter.told is None
+
+
+def test_a_method_that_updates_cannot_be_told(source: Trained, stream: Stream) -> None:
+    told = [(torch.zeros(5, 4), torch.zeros(5, 3))] * len(stream)
+    with pytest.raises(ConfigError, match="stays as it is"):
+        run_online(adapt(source, "soft"), stream, told=told)
 
 
 def test_the_time_of_the_pass_counts_for_each(
@@ -100,4 +119,4 @@ def test_the_time_of_the_pass_counts_for_each(
     every = [adapt(source, method) for method in ("erm", "lame", "soft")]
     passes = Passes([pass_of(adapter) for adapter in every], stream)
     seconds = [passes.run(adapter).seconds for adapter in every]
-    assert seconds == [2 * len(stream), 2 * len(stream), len(stream)]
+    assert seconds == [len(stream), 2 * len(stream), len(stream)]

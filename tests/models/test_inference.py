@@ -212,8 +212,8 @@ def test_a_moved_row_acts_on_centred_features() -> None:
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_the_stream_net_with_leading_dimensions_equals_a_loop(shared: bool) -> None:
-    net, z = awake(StreamInferenceNet()), draw(3, N, D)
-    heads = head_of() if shared else head_of(1, 3)
+    net, z = awake(StreamInferenceNet()).double(), draw(3, N, D).double()
+    heads = Head(*(value.double() for value in (head_of() if shared else head_of(1, 3))))
     logits = linear_logits(z, heads.weight, heads.bias)
     memory = empty_memory(heads)
     for step in range(2):
@@ -223,8 +223,8 @@ def test_the_stream_net_with_leading_dimensions_equals_a_loop(shared: bool) -> N
         seen = empty_memory(head)
         for step in range(2):
             alone, seen = net(z[index] + step, logits[index], head, seen)
-        same(tuple(part[index] for part in w), tuple(alone), rtol=1e-4, atol=1e-5)
-        same(tuple(part[index] for part in memory), tuple(seen), rtol=1e-4, atol=1e-5)
+        same(tuple(part[index] for part in w), tuple(alone), rtol=1e-9, atol=1e-9)
+        same(tuple(part[index] for part in memory), tuple(seen), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("scale", [0.01, 100.0])

@@ -124,6 +124,11 @@ def test_the_rule_knows_how_much_still_models_doubted_on_the_left_out_streams(
     assert chosen.methods["vnl"]["stream"]["doubt"] == pytest.approx(sum(doubts) / len(doubts), rel=1e-5)
 
 
+def test_a_rule_may_be_told_not_to_heed_it(streams: list[LeftOutStream]) -> None:
+    config = replace(CONFIG, heed_doubt=False, updates=("none", "marginal"), baselines=())
+    assert choose_rule(streams, config, 0, Silent()).methods["vnl"]["stream"]["doubt"] is None
+
+
 def test_candidates_are_tried_with_that_doubt(
     streams: list[LeftOutStream], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,7 +142,7 @@ class Adapter(nn.Module, ABC):
         self.memory: dict[str, Tensor] = {}
         self.observer: Observer | None = None  # sees features, logits and head of a batch's prediction
         self.observed: Observed | None = None
-        self.told: tuple[Tensor, Tensor] | None = None  # z and logits of the next batch, if known already
+        self.told: tuple[Tensor, Tensor] | None = None  # z and logits of a batch, where they are known
         # Probabilities (S, N, C) of the last batch by each draw of w; None where none were drawn.
         self.draws: Tensor | None = None
         self.steps_taken = 0
@@ -174,7 +174,7 @@ class Adapter(nn.Module, ABC):
         if self.settings.episodic:
             self.reset()
         watched = self.observer is not None
-        made = self.recorder.run(self._adapted, x, variant=watched) if self._records() else self._adapted(x)
+        made = self.recorder.run(self._adapted, x, variant=watched) if self.records else self._adapted(x)
         self.draws = made.get("draws")
         self.steps_taken += 1
         if self.observer is not None and "observed.z" in made:
@@ -200,8 +200,9 @@ class Adapter(nn.Module, ABC):
         if self.observer is not None:
             self.observed = Observed(z, logits, *(value.detach() for value in model.linear))
 
-    def _records(self) -> bool:
-        """Say whether steps may be recorded: a net of somebody's own may look at numbers on its way."""
+    @property
+    def records(self) -> bool:
+        """Whether steps may be recorded: a net of somebody's own may look at numbers on its way."""
         plain = self.settings.augment is None and not self.settings.episodic
         return self.steady and plain and self.told is None and not isinstance(self.model, Wrapped)
 
@@ -369,7 +370,7 @@ def adapt(
     `features` and `head` name layers of a classifier of your own where they are not found by themselves. It
     is fed what its owner feeds it; a model of vicinal's takes images in [0, 1]. The model itself is left as
     it is unless `inplace`. Options override what was chosen on left-out source domains, which overrides the
-    method's own defaults.
+    method's own defaults; another step size than the chosen one is taken as it is given.
     """
     entry = METHODS[method]
     trained = source if isinstance(source, Trained) else bare(source, features, head)
@@ -378,6 +379,8 @@ def adapt(
     chosen = trained.choice.get("methods", {}).get(method, {})
     kind = options.get("statistics", entry.defaults.statistics.kind)
     by_kind = chosen.get(kind.kind if isinstance(kind, StatisticsConfig) else kind, {})
+    if "lr" in options:  # the chosen doubt is about the chosen step size
+        by_kind = {name: value for name, value in by_kind.items() if name != "doubt"}
     settings = configure(entry.defaults, {**by_kind, **options})
     try:
         with torch.inference_mode(False):  # tensors made in that mode could never be updated

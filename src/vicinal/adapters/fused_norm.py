@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vicinal.adapters import norm_kernels
 from vicinal.adapters.bookkeeping import averaged, renormalization_to
-from vicinal.adapters.layers import Lent, normalized_by, renormalized
+from vicinal.adapters.layers import Lent, normalized_by, patched, renormalized
 from vicinal.adapters.norm_kernels import Done, Given, Held, Kernels
 from vicinal.functional.normalization import Moments, moments_of
 from vicinal.kernels import suited
@@ -78,8 +78,8 @@ class _Renormalized(torch.autograd.Function):
 
 def _kernels_for(layer: _BatchNorm, x: Tensor, *values: Tensor) -> Kernels | None:
     """Return the kernels if they can run this layer on this input, else None: it then runs as written."""
-    # Another class may do more than normalize.
-    if type(layer) is not nn.BatchNorm2d or torch.is_autocast_enabled("cuda"):
+    # Another class, or somebody's own forward, may do more than normalize.
+    if type(layer) is not nn.BatchNorm2d or patched(layer) or torch.is_autocast_enabled("cuda"):
         return None
     if layer.weight is None or layer.bias is None or x.dim() != 4 or x.shape[1] != layer.num_features:
         return None

@@ -8,6 +8,8 @@ its place.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import wraps
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -51,6 +53,7 @@ def _forward(layer: _BatchNorm, instead: Instead, index: int) -> Callable[..., T
     """Return what a layer runs for one pass: its own forward on what is lent to it, or nothing of its own."""
     as_written = layer.forward
 
+    @wraps(as_written)
     def forward(x: Tensor, *rest: Any, **named: Any) -> Tensor:
         given = instead(index, x)
         if isinstance(given, Tensor):
@@ -62,6 +65,11 @@ def _forward(layer: _BatchNorm, instead: Instead, index: int) -> Callable[..., T
             _take_back(layer)
 
     return forward
+
+
+def patched(layer: _BatchNorm) -> bool:
+    """Say whether a forward of somebody's own lies on this very layer, perhaps beneath that of a pass."""
+    return getattr(unwrap(layer.forward), "__func__", None) is not type(layer).forward
 
 
 def _take_back(layer: _BatchNorm) -> None:

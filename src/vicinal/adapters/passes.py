@@ -90,7 +90,9 @@ def _shortened_step(optimizer: torch.optim.Optimizer, share: Tensor) -> None:
         sizes = [group["lr"] for group in groups]
         try:
             for group, lr in zip(groups, sizes, strict=True):
-                group["lr"] = (lr * share).to(group["params"][0].dtype)
+                group["lr"] = (
+                    lr * share
+                ).float()  # the kernels read single precision, whatever the weights are
             optimizer.step()
         finally:
             for group, lr in zip(groups, sizes, strict=True):
@@ -137,7 +139,7 @@ def look(adapter: Adapter, x: Tensor) -> tuple[Tensor, Tensor]:
 def predict(adapter: Adapter, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return features and logits on the statistics that predictions run on."""
     if adapter.told is not None:
-        (z, logits), adapter.told = adapter.told, None
+        z, logits = adapter.told
     else:
         with adapter.norm.predicting(len(x)):
             z, logits = adapter.model.features_and_logits(x)

@@ -73,7 +73,6 @@ class NormStatistics(nn.Module):
         device = next(model.parameters()).device
         self.register_buffer("seen", torch.zeros((), dtype=torch.long, device=device))
         for index, layer in enumerate(self._layers):
-            layer.momentum = 0.0  # a pass in training mode then normalizes by the batch and stores nothing
             for what, name in (("mean", "running_mean"), ("variance", "running_var")):
                 value = layer.get_buffer(name)
                 precise = torch.promote_types(value.dtype, torch.float32)

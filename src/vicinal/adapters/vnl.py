@@ -68,7 +68,8 @@ class VnlSettings(Settings):
             raise ConfigError(
                 f"vnl needs a window of above 0 to {LONGEST_WINDOW:g} images of each class, not {self.window}"
             )
-        if self.doubt is not None and not 0 <= self.doubt <= 1:
+        number = isinstance(self.doubt, int | float) and not isinstance(self.doubt, bool)
+        if self.doubt is not None and not (number and 0 <= self.doubt <= 1):
             raise ConfigError(f"doubt is a number from 0 to 1, or None; not {self.doubt!r}")
 
 
@@ -185,7 +186,7 @@ class Vnl(Adapter):
 
     @torch.no_grad()
     def step_share(self) -> Tensor | None:
-        """Return how much of its length the next step has, by images seen and by the anchor's doubts."""
+        """Return how much of its length a step has, by images seen and by the anchor's doubts so far."""
         share, u_0 = super().step_share(), self.settings.doubt
         if self.settings.update != "marginal" or u_0 is None:
             return share

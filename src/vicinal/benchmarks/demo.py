@@ -94,7 +94,8 @@ def run_task(task: Task, send: Report) -> TaskResult:
     trained = _train(task, roles, Relay(partial(send, name)))
     if task.fitted is not None:
         # phi sees no features, only a few scale-free numbers a class, and never saw the model it serves: the
-        # one fitted on left-out ERM models, and the rule chosen with them, serve the meta-trained model too.
+        # one fitted on left-out ERM models, and the rule chosen with them, serve the meta-trained model too;
+        # so does what ERM models doubted, though a meta-trained one may doubt more or less.
         trained = replace(trained, **task.fitted)
     wanted = entries(task.algorithm, task.config.step_sizes)
     total, results = len(wanted) * len(roles.targets), []

@@ -1,7 +1,8 @@
 """One adapter over one stream gives one record. Labels meet predictions here and nowhere earlier."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from vicinal.adapters.contract import Adapter
 from vicinal.data.streams import Stream
-from vicinal.errors import DataError
+from vicinal.errors import ConfigError, DataError
 from vicinal.evaluation import metrics
 from vicinal.evaluation.record import Record
 from vicinal.versions import versions
@@ -50,15 +51,25 @@ def run_online(
     device = next(adapter.model.parameters()).device
     outputs, seconds = [], 0.0
     for index, x in enumerate(stream.batches(device)):
-        adapter.told = None if told is None else told[index]
         started = time.perf_counter()
-        outputs.append(
-            adapter(x).softmax(-1).cpu()
-        )  # the copy waits for the device, so the clock sees it all
+        with _knowing(adapter, None if told is None else told[index]):
+            outputs.append(adapter(x).softmax(-1).cpu())  # the copy waits: the clock sees it all
         seconds += time.perf_counter() - started
         if on_batch is not None:
             on_batch(index + 1)
     return Outcome(torch.cat(outputs), seconds)
+
+
+@contextmanager
+def _knowing(adapter: Adapter, told: Told | None) -> Iterator[None]:
+    """Let an adapter know of a pass that another has run; of no other batch but this one."""
+    if told is not None and not adapter.still:
+        raise ConfigError("only a method whose model stays as it is can do with another's pass")
+    adapter.told = told
+    try:
+        yield
+    finally:
+        adapter.told = None
 
 
 def score(adapter: Adapter, stream: Stream, outcome: Outcome, labels: Tensor, setup: Setup) -> Record:

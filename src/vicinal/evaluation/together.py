@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from vicinal.adapters.bn import BatchNormOnly
 from vicinal.adapters.contract import Adapter, adapt
+from vicinal.adapters.erm import Erm
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.data.streams import Stream
 from vicinal.evaluation.online import Outcome, Told, run_online
@@ -18,16 +20,17 @@ Key = tuple[StatisticsConfig, str]  # all that the pass of a still model depends
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """What a model has said of every batch of a stream, and how long it took."""
+    """What a model has said of every batch of a stream, and what came of that alone."""
 
     told: list[Told]
-    seconds: float
+    outcome: Outcome
 
 
 class Passes:
     """The passes over one stream, each run once; `keys` are those of all adapters to come, see `pass_of`.
 
-    Made for adapters of the same source model that have seen nothing yet.
+    Made for adapters of the same source model that have seen nothing yet. They know the stream only by what
+    they are told: for one stream more, or to be saved, they are of no use.
     """
 
     def __init__(self, keys: Sequence[Key | None], stream: Stream) -> None:
@@ -42,23 +45,30 @@ class Passes:
         if key not in self._run:
             self._run[key] = _pass_alone(adapter, self._stream)
         known = self._run[key]
+        if isinstance(adapter, Erm | BatchNormOnly):  # nothing comes after it
+            return known.outcome
         outcome = run_online(adapter, self._stream, told=known.told)
-        return replace(outcome, seconds=outcome.seconds + known.seconds)
+        return replace(outcome, seconds=outcome.seconds + known.outcome.seconds)
 
 
 def pass_of(adapter: Adapter) -> Key | None:
-    """Return what the pass of an adapter depends on besides the stream; None where nobody else may run it."""
+    """Return what the pass of an adapter depends on besides the stream; None where nobody else may run it.
+
+    A step that is recorded on a GPU is one piece, and what is left of it would take longer than all of it.
+    """
     settings = adapter.settings
     plain = settings.augment is None and not settings.episodic and not isinstance(adapter.model, Wrapped)
-    return (settings.statistics, settings.precision) if adapter.still and plain else None
+    recorded = adapter.records and next(adapter.model.parameters()).is_cuda
+    return (settings.statistics, settings.precision) if adapter.still and plain and not recorded else None
 
 
 def _pass_alone(adapter: Adapter, stream: Stream) -> Pass:
     settings, told = adapter.settings, list[Told]()
     alone = adapt(adapter.source, "bn", statistics=settings.statistics, precision=settings.precision)
+    alone.recorder.refused = "run as those run it who share it, so that their time is their own"
 
     def keep(z: Tensor, logits: Tensor, head: Head) -> None:
-        told.append((z.clone(), logits.clone()))
+        told.append((z, logits))
 
     alone.observer = keep
-    return Pass(told, run_online(alone, stream).seconds)
+    return Pass(told, run_online(alone, stream))

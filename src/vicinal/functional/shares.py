@@ -26,7 +26,7 @@ def mean_square(y: Tensor) -> Tensor:
 def doubt_share(s: Tensor, u_0: float) -> Tensor:
     """Return min(1, u / u_0), u = 1 - s: the doubt in labels as a share of a doubt u_0 known from elsewhere.
 
-    Of sharpened predictions 1 - s comes near the share of those that are wrong.
+    Of a model that knows how sure it can be, 1 - s grows and falls with its errors.
     """
     return ((1 - s) / max(u_0, torch.finfo(s.dtype).tiny)).clamp(0, 1)
 

@@ -73,7 +73,7 @@ def choose_rule(
     baselines = _grid(config.baselines, ("batch", "stream"), config.step_sizes, {})
     progress.start("choose", len(_candidates(config)) + len(baselines) + 2)
     still = _still_lessons(streams)
-    anchor_phi, doubt = fit_phi(still, config, seed), _doubt(still)
+    anchor_phi, doubt = fit_phi(still, config, seed), _doubt(still) if config.heed_doubt else None
     progress.advance(1, {})
     ready = _labelled_by(anchor_phi, streams)
     tried: list[tuple[Row, list[Lesson]]] = []
@@ -153,7 +153,7 @@ def _still_lessons(streams: Sequence[LeftOutStream]) -> list[Lesson]:
 def _doubt(lessons: Sequence[Lesson]) -> float:
     """Return how much models doubt their predictions, u_0 of `doubt_share`, each stream counting the same."""
     s = [mean_square(sharpened(lesson.logits.flatten(0, 1))) for lesson in lessons]
-    return 1 - float(sum(s)) / len(s)
+    return max(0.0, 1 - float(sum(s)) / len(s))  # sure to the last digit, rounding makes it less
 
 
 def _labelled_by(phi: StreamInferenceNet, streams: Sequence[LeftOutStream]) -> list[LeftOutStream]:
@@ -177,7 +177,7 @@ def _try_baseline(method: str, settings: Settings, streams: Sequence[LeftOutStre
 
 
 def _collect(
-    rows: Sequence[Row], final: Row, doubt: float
+    rows: Sequence[Row], final: Row, doubt: float | None
 ) -> tuple[dict[str, dict[str, dict[str, Any]]], list[Row]]:
     """Return the options of every method by kind of statistics, and the rows with each choice marked."""
     rule = {"update": final.update, "lr": final.lr, "predict": final.predict, "doubt": doubt}

@@ -91,6 +91,7 @@ class OutOfFoldConfig:
     kl_weight: float = 0.0
     step_sizes: tuple[float, ...] = (3e-4, 1e-3, 2e-3)
     updates: tuple[Update, ...] = ("none", "marginal")
+    heed_doubt: bool = True  # whether steps are shorter where the anchor doubts less than on these streams
     tolerance: float = 0.005  # accuracies this close count as level: the safer rule is taken
     baselines: tuple[str, ...] = ("soft", "hard", "probabilistic")
 
