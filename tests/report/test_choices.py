@@ -1,6 +1,7 @@
 import io
 from typing import Any
 
+import pytest
 import torch
 from rich.console import Console
 
@@ -55,3 +56,17 @@ def test_only_the_chosen_line_is_bold() -> None:
     bold = "\x1b[1m"
     assert bold in next(line for line in lines if "anchored" in line)
     assert bold not in next(line for line in lines if "entropy" in line)
+
+
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        ({"update": "marginal", "doubt": 0.1234}, True),
+        ({"update": "marginal", "doubt": None}, False),
+        ({"update": "none", "doubt": 0.1234}, False),
+        ({"update": "marginal"}, False),
+    ],
+)
+def test_it_says_what_doubt_steps_are_held_against(rule: dict[str, Any], told: bool) -> None:
+    shown = text(trained(choice={"table": [ROW], "methods": {"vnl": {"stream": rule}}}))
+    assert ("doubts less than 0.123" in shown) == told

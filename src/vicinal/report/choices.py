@@ -1,5 +1,8 @@
 """What was chosen on left-out domains, for a terminal."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -26,4 +29,14 @@ def choice_summary(trained: Trained) -> Group:
         cells = [row["method"], row["update"], lr, row["statistics"], row["predict"]]
         cells += [f"{row['accuracy']:.1%}", f"{row['worst']:.1%}", f"{row['nll']:.3f}"]
         table.add_row(*cells, style="bold" if row["chosen"] else "")
-    return Group(line, table)
+    return Group(line, table, *_doubt_line(trained.choice))
+
+
+def _doubt_line(choice: Mapping[str, Any]) -> list[Text]:
+    """Return what is known of doubts, where the rule heeds them."""
+    rule = choice.get("methods", {}).get("vnl", {}).get("stream", {})
+    if rule.get("update") != "marginal" or rule.get("doubt") is None:
+        return []
+    return [
+        Text(f"vnl takes shorter steps where its source model doubts less than {rule['doubt']:.3f}, as here")
+    ]
