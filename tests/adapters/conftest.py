@@ -5,6 +5,7 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from vicinal.adapters import fused_norm, norm_kernels
 from vicinal.checkpoint import Trained
+from vicinal.kernels import suited
 from vicinal.models.backbones import Preprocessing, build_classifier
 from vicinal.models.classifier import Classifier
 from vicinal.models.inference import InferenceNet, StreamInferenceNet
@@ -221,3 +224,89 @@ def as_pointers() -> Callable[[Sequence[Any]], Any]:
         return array
 
     return pointers
+
+
+Pointers = Callable[[Sequence[Any]], Any]
+# For the kernels of normalization: what CUDA has and a C++ compiler does not. The threads of a block are
+# threads; blocks come one by one, the last one first, since none may count on another.
+NORM_SHIM = """
+#include <math.h>
+#include <pthread.h>
+#define __global__
+#define __device__ static
+#define __shared__ static
+#define __launch_bounds__(threads)
+struct Place { int x, y; };
+static thread_local Place threadIdx, blockIdx;
+static pthread_barrier_t barrier;
+static void __syncthreads() { pthread_barrier_wait(&barrier); }
+"""
+NORM_DRIVER = """
+#define F(i) *(float**)told[i]
+#define I(i) *(int*)told[i]
+extern "C" void body_norm_parts(void** told) { norm_parts(F(0), I(1), I(2), I(3), I(4), F(5)); }
+extern "C" void body_norm_forward(void** told) {
+    norm_forward(F(0), F(1), F(2), F(3), F(4), F(5), F(6), F(7), F(8), F(9), I(10), I(11), I(12), I(13),
+                 I(14), F(15), F(16), F(17), F(18), F(19));
+}
+extern "C" void body_norm_sums(void** told) { norm_sums(F(0), F(1), F(2), I(3), I(4), I(5), I(6), F(7)); }
+extern "C" void body_norm_backward(void** told) {
+    norm_backward(F(0), F(1), F(2), F(3), F(4), F(5), F(6), F(7), F(8), I(9), I(10), I(11), I(12), I(13),
+                  F(14), F(15), F(16));
+}
+struct Job { void (*body)(void**); void** told; int number, tiles, blocks; };
+static void* work(void* given) {
+    const Job job = *(Job*)given;
+    threadIdx.x = job.number;
+    for (blockIdx.y = job.blocks - 1; blockIdx.y >= 0; --blockIdx.y)
+        for (blockIdx.x = job.tiles - 1; blockIdx.x >= 0; --blockIdx.x) {
+            job.body(job.told);
+            __syncthreads();  // before the next block takes the memory that this one's threads share
+        }
+    return 0;
+}
+extern "C" void run(void (*body)(void**), void** told, int tiles, int blocks) {
+    pthread_t threads[THREADS];
+    Job jobs[THREADS];
+    pthread_barrier_init(&barrier, 0, THREADS);
+    for (int t = 0; t < THREADS; ++t) {
+        jobs[t] = Job{body, told, t, tiles, blocks};
+        pthread_create(&threads[t], 0, work, &jobs[t]);
+    }
+    for (int t = 0; t < THREADS; ++t) pthread_join(threads[t], 0);
+    pthread_barrier_destroy(&barrier);
+}
+"""
+# Threads and channels of a block, rows that are worth one.
+NORM_SIZES = [(4, 4, 1), (8, 4, 5), (16, 2, 3), (64, 32, 64)]
+
+
+@pytest.fixture(scope="module", params=NORM_SIZES, ids=str)
+def built(request: Any, build_cpp: Callable[[str], ctypes.CDLL]) -> tuple[ctypes.CDLL, tuple[int, int, int]]:
+    return build_cpp(NORM_SHIM + norm_kernels.source(*request.param[:2]) + NORM_DRIVER), request.param
+
+
+@pytest.fixture
+def started(
+    built: tuple[ctypes.CDLL, tuple[int, int, int]], as_pointers: Pointers, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """Let the kernels compiled for the CPU stand where those of a GPU would; return what was started."""
+    library, (threads, lanes, least) = built
+    names: list[str] = []
+
+    def kernel(name: str) -> Callable[..., None]:
+        def launch(grid: tuple[int, ...], block: tuple[int, ...], told: list[Any]) -> None:
+            assert (block, grid[2]) == ((threads, 1, 1), 1)
+            names.append(name)
+            library.run(getattr(library, f"body_{name}"), as_pointers(told), *grid[:2])
+
+        return launch
+
+    kernels = {name: kernel(name) for name in norm_kernels.NAMES}
+    monkeypatch.setattr(norm_kernels, "THREADS", threads)
+    monkeypatch.setattr(norm_kernels, "LANES", lanes)
+    monkeypatch.setattr(norm_kernels, "LEAST_ROWS", least)
+    monkeypatch.setattr(norm_kernels, "_processors", lambda device: 9)
+    monkeypatch.setattr(norm_kernels, "kernels_of", lambda device: kernels)
+    monkeypatch.setattr(fused_norm, "suited", partial(suited, device="cpu"))
+    return names

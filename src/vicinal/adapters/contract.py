@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +75,7 @@ class Settings:
     # What the features are computed in; weights, steps, labels and statistics stay in single precision.
     precision: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
+    known_of_lr: ClassVar[tuple[str, ...]] = ()  # options that say something of the chosen lr and of no other
 
     def __post_init__(self) -> None:
         choices = (
@@ -379,8 +380,8 @@ def adapt(
     chosen = trained.choice.get("methods", {}).get(method, {})
     kind = options.get("statistics", entry.defaults.statistics.kind)
     by_kind = chosen.get(kind.kind if isinstance(kind, StatisticsConfig) else kind, {})
-    if "lr" in options:  # the chosen doubt is about the chosen step size
-        by_kind = {name: value for name, value in by_kind.items() if name != "doubt"}
+    if "lr" in options:
+        by_kind = {name: value for name, value in by_kind.items() if name not in entry.defaults.known_of_lr}
     settings = configure(entry.defaults, {**by_kind, **options})
     try:
         with torch.inference_mode(False):  # tensors made in that mode could never be updated

@@ -2,17 +2,17 @@
 
 Departs from the paper in five ways, each measured (docs/experiments.md): a frozen source model, the anchor,
 teaches the model how frequent the classes are, not which image is which, where the model soon knows better;
-steps become shorter along the stream, and where the anchor has fewer doubts than it had when their length was
-chosen; predictions run on stream statistics; the updated model's batch is
-predicted by neighbor labels; and phi is fitted on predictions of models that never saw the domain it labels.
-Which of these is used was chosen on left-out domains.
+steps become shorter along the stream, and are so where the anchor has fewer doubts than such models had when
+the step size was chosen; predictions run on stream statistics; the updated model's batch is predicted by
+neighbor labels; and phi is fitted on predictions of models that never saw the domain it labels. Which of
+these is used was chosen on left-out domains.
 """
 
 import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -57,6 +57,7 @@ class VnlSettings(Settings):
     # How much a frozen model doubted its predictions where lr was chosen: where the anchor doubts less, there
     # is less to learn and steps are that much shorter. None: they are not. With update="marginal" alone.
     doubt: float | None = None
+    known_of_lr: ClassVar[tuple[str, ...]] = ("doubt",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
