@@ -181,3 +181,19 @@ def test_each_bound(make: MakeRecord, bound: dict[str, object], met: bool | None
     ]
     [outcome] = check_expectations(spec, make_board(spec, records))
     assert outcome.met is met
+
+
+def test_rows_are_compared_over_the_seeds_that_both_have(make: MakeRecord) -> None:
+    """A hard seed that the other row lacks would otherwise decide, though ours is above wherever both ran."""
+    rows = tuple(Row(label, "erm") for label in ("Ours", "Other", "Elsewhere"))
+    expects = tuple(Expect("Ours", "S", above=name) for name in ("Other", "Elsewhere"))
+    spec = Spec("s", "t", settings=(Setting("S", "digits", (("90",),)),), rows=rows, expects=expects)
+    values = {("Ours", 0): 0.9, ("Ours", 1): 0.5, ("Other", 0): 0.8, ("Elsewhere", 2): 0.1}
+    records = [
+        make(accuracy=value, seed=seed, protocol={"benchmark": {"spec": "s", "setting": "S", "row": label}})
+        for (label, seed), value in values.items()
+    ]
+    other, elsewhere = check_expectations(spec, make_board(spec, records))
+    assert (other.met, other.seeds) == (True, 1)
+    assert (other.value, other.bound) == pytest.approx((90.0, 80.0))
+    assert elsewhere.met is None

@@ -18,7 +18,8 @@ class Outcome:
 
     expect: Expect
     met: bool | None
-    value: float | None = None  # our mean
+    value: float | None = None  # our mean; against another row, over the seeds that both have
+    seeds: int = 0  # that it is a mean of
     bound: float | None = None  # the number, or the other row's mean
     against: Paired | None = None  # the other row, over the seeds that both have
 
@@ -36,19 +37,21 @@ def measured(expect: Expect, board: Board) -> Mapping[int, float]:
 
 def _outcome(expect: Expect, board: Board) -> Outcome:
     here = measured(expect, board)
-    value = fmean(here.values()) if here else None
     number = expect.at_least if expect.at_least is not None else expect.at_most
     other = expect.above if expect.above is not None else expect.below
     against = None
     if other is not None:
         rival = measured(replace(expect, row=other), board)
-        number = fmean(rival.values()) if rival else None
-        if here.keys() & rival.keys():
+        # Seeds differ by more than methods do: a seed that one side lacks would decide the comparison.
+        if both := here.keys() & rival.keys():
             against = paired(here, rival)
-    if value is None or number is None:
-        return Outcome(expect, None, value, number)
+            here, rival = ({seed: side[seed] for seed in both} for side in (here, rival))
+        number = fmean(rival.values()) if rival else None
+    value = fmean(here.values()) if here else None
+    if value is None or number is None or (other is not None and against is None):
+        return Outcome(expect, None, value, len(here), number)
     ahead = number - value if expect.at_most is not None or expect.below is not None else value - number
     slack = ahead + expect.tolerance
     # Above a row is above, not level with it; at least a number includes the number.
     met = slack > _ROUNDING if other is not None else slack >= -_ROUNDING
-    return Outcome(expect, met, value, number, against)
+    return Outcome(expect, met, value, len(here), number, against)

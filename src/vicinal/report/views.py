@@ -7,7 +7,7 @@ from vicinal.benchmarks.spec import SUFFIX, Spec, spec_names
 from vicinal.evaluation.statistics import summary
 from vicinal.report import series
 from vicinal.report.board import Board, Cell, Column
-from vicinal.report.expectations import Outcome, measured
+from vicinal.report.expectations import Outcome
 from vicinal.report.printed import as_given, number
 from vicinal.report.texts import (
     Difference,
@@ -172,7 +172,7 @@ def expectation(outcome: Outcome, board: Board) -> Expectation:
     if outcome.met is None or outcome.value is None or outcome.bound is None:
         return Expectation(None, what, "not measured")
     value, level = (with_unit(number(n, metric.decimals), metric) for n in (outcome.value, outcome.bound))
-    found = f"{value} here ({seeds_text(len(measured(expect, board)))})"
+    found = f"{value} here ({seeds_text(outcome.seeds)})"
     if isinstance(bound, str):
         found += f", {bound} {level}"
     if outcome.against is not None:
