@@ -28,6 +28,7 @@ struct Place { int x; };
 static thread_local Place threadIdx;
 static pthread_barrier_t barrier;
 static void __syncthreads() { pthread_barrier_wait(&barrier); }
+static void __syncwarp() { __syncthreads(); }
 """
 DRIVER = """
 #define F(i) *(float**)told[i]

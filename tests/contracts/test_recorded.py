@@ -73,7 +73,8 @@ def test_a_recorded_step_counts_the_images_it_has_seen(
     """A count, or a doubt, frozen into the recording would leave all steps alike."""
     case, dtype = make_case(method, "small"), torch.double if double else torch.float
     source, batches = on_gpu(case.source()), [batch.cuda().to(dtype) for batch in case.stream(*[6] * 8)]
-    source.model.to(dtype)
+    for net in (source.model, source.phi, source.anchor_phi, source.predict_phi):
+        net.to(dtype)
     moved = []
     for warm_up in (EAGER, 1):
         monkeypatch.setattr(graphs, "WARM_UP", warm_up)

@@ -53,6 +53,7 @@ class Pl(Adapter):
     """
 
     predicts = ("own", "before")
+    steady = True
     settings: PlSettings
 
     def prepare(self, source: Trained) -> None:

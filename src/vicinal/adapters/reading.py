@@ -18,7 +18,7 @@ from vicinal.models.inference import StreamInferenceNet
 from vicinal.types import GaussianW, Head, StreamMemory
 
 THREADS = 1024  # of the one block
-LANES = 32  # threads that add up one sum; both are powers of two
+LANES = 32  # threads that add up one sum, at most a warp; both are powers of two
 MOST_CLASSES = 256  # whose numbers fit into the memory that a block shares
 # Images times classes times features, above which one block is slower than the formulas: by an estimate.
 MOST_WORK = 3_000_000
@@ -32,12 +32,13 @@ struct Block {  // what its threads share
     float evidence[MOST_CLASSES][NUMBERS], averages[NUMBERS];
 };
 
-// Each row of a matrix is added up by LANES threads; what a row's first thread then holds is its sum.
+// Each row of a matrix is added up by LANES threads; what a row's first thread then holds is its sum. They
+// are of one warp and wait for each other alone.
 __device__ Sums added(Sums* partial, Sums mine) {
     const int t = threadIdx.x;
     partial[t] = mine;
     for (int half = LANES / 2; half > 0; half /= 2) {
-        __syncthreads();
+        __syncwarp();
         if (t % LANES < half) {
             partial[t].centred += partial[t + half].centred;
             partial[t].mean += partial[t + half].mean;
@@ -46,7 +47,7 @@ __device__ Sums added(Sums* partial, Sums mine) {
         }
     }
     const Sums whole = partial[t];
-    __syncthreads();
+    __syncwarp();
     return whole;
 }
 

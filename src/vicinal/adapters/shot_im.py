@@ -62,6 +62,7 @@ class ShotIm(Adapter):
     """
 
     predicts = ("own", "before")
+    steady = True
     settings: ShotImSettings
 
     def prepare(self, source: Trained) -> None:
