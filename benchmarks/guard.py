@@ -30,6 +30,7 @@ from torch import Tensor, nn
 import vicinal.adapters  # noqa: F401  fills the registry
 from vicinal.adapters.contract import METHODS, Adapter, adapt
 from vicinal.adapters.guard import Guarded
+from vicinal.benchmarks.jobs import step_sizes_in
 from vicinal.benchmarks.peers import TRAINED_FOR
 from vicinal.benchmarks.plan import FIXED
 from vicinal.benchmarks.prepare import roles_for
@@ -171,10 +172,7 @@ def outcome(adapter: Adapter, stream: Batches) -> dict[str, Any]:
 def with_step_sizes(trained: Trained, job: Job) -> dict[str, dict[str, Any]]:
     """Return what the comparison chose for the method, by kind of statistics."""
     path = job.folder / "step_sizes" / f"{job.method}.json"
-    if job.method in FIXED or not path.exists():
-        return {}
-    found: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    return {} if job.method in FIXED else step_sizes_in(path)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from vicinal.adapters.contract import adapt
-from vicinal.benchmarks.jobs import Place
+from vicinal.benchmarks.jobs import Place, step_sizes_in
 from vicinal.benchmarks.plan import Plan, plan
 from vicinal.benchmarks.prepare import roles_for
 from vicinal.benchmarks.run import (
@@ -214,10 +214,15 @@ def a_benchmark_leaves_what_its_plan_says(folder: Path, outcome: dict[str, Any])
     given, chosen = by_row["Soft pseudo label, stream", "digits"], by_row["Soft pseudo label", "digits"]
     assert given.protocol["adapter"]["lr"] == 1e-3
     assert given.protocol["selection"].endswith("step size given")
-    found = json.loads((folder / "whole" / "models" / model / "step_sizes" / "soft.json").read_text())
+    found = step_sizes_in(folder / "whole" / "models" / model / "step_sizes" / "soft.json")
     assert chosen.protocol["adapter"]["lr"] == found["batch"]["lr"]
     assert "left-out source domains" in chosen.protocol["selection"]
     assert found.keys() == {"batch"}  # the other kind has its step size given: nothing was chosen for it
+    tried = [json.loads(line) for line in (folder / "whole" / "choices.jsonl").read_text().splitlines()]
+    assert {(row["model"], row["choice"]) for row in tried} == {(model, "vnl"), (model, "soft")}
+    of_soft = [row for row in tried if row["choice"] == "soft"]
+    assert max(of_soft, key=lambda row: row["accuracy"])["lr"] == found["batch"]["lr"]
+    assert [row["chosen"] for row in of_soft].count(True) == 1
     joint = by_row["ERM baseline", "digits, mixed"]
     assert joint.target == "0+90"
     assert set(joint.protocol["accuracy_by_domain"]) == {"0", "90"}

@@ -131,7 +131,7 @@ def test_what_is_on_disk_is_not_done_again(tmp_path: Path) -> None:
     (place.model(second.key) / "state-erm.safetensors").touch()  # to be cleared away
     choice = ChooseJob(first, "soft", "batch", place)
     choice.path.parent.mkdir()
-    choice.path.write_text('{"batch": {"lr": 0.1}}')
+    choice.path.write_text('{"batch": [{"lr": 0.1, "chosen": true}]}')
     done = {(one.key, target) for one in made.measures if one.row == "ERM" for target in one.targets}
     half = next(one for one in made.measures if one.row == "Hard")
     tasks = make_tasks(made, place, done | {(half.key, "0")})

@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,13 @@ from vicinal.evaluation.example import Example, add_examples, examples_from
 from vicinal.evaluation.online import run_online
 from vicinal.evaluation.record import Record
 from vicinal.models.backbones import build_classifier, preprocessing_for
-from vicinal.training.choose import choose_step_size
+from vicinal.training.choose import try_step_sizes
 from vicinal.training.progress import Relay, Silent, StopRequest
 from vicinal.training.train import Run, all_left_out_streams, train
 
 MODEL = "model.safetensors"
+CHOICE = "choice.json"  # how the rules of test time did on left-out domains
+STEP_SIZES = "step_sizes"  # how other methods did there
 
 
 @dataclass(frozen=True)
@@ -89,22 +91,26 @@ class TrainJob:
         """Go on with what is there of the training; a trained model is left alone."""
         folder = self.place.model(self.run.key)
         with _lock(folder):
-            if not (folder / MODEL).exists():
-                ready = _prepared(self.run, self.place, desk)
-                train(
-                    ready.spec,
-                    ready.roles.sources,
-                    ready.config,
-                    ready.out_of_fold,
-                    folder=folder,
-                    device=desk.device,
-                    resume=True,
-                    progress=Relay(desk.say),
-                    provenance=ready.provenance,
-                    stop=desk.stop,
-                    left_out=self.place.left_out,
-                )
+            trained = load(folder) if (folder / MODEL).exists() else self._train(folder, desk)
+            if trained.choice:
+                _write(folder / CHOICE, {"vnl": trained.choice["table"]})
             _tidy(folder)
+
+    def _train(self, folder: Path, desk: Desk) -> Trained:
+        ready = _prepared(self.run, self.place, desk)
+        return train(
+            ready.spec,
+            ready.roles.sources,
+            ready.config,
+            ready.out_of_fold,
+            folder=folder,
+            device=desk.device,
+            resume=True,
+            progress=Relay(desk.say),
+            provenance=ready.provenance,
+            stop=desk.stop,
+            left_out=self.place.left_out,
+        )
 
 
 @dataclass(frozen=True)
@@ -125,23 +131,23 @@ class ChooseJob:
 
     @property
     def path(self) -> Path:
-        """Where the choice is kept: options by kind of statistics."""
-        return self.place.model(self.run.key) / "step_sizes" / f"{self.name}.json"
+        """Where the choice is kept, by kind of statistics."""
+        return self.place.model(self.run.key) / STEP_SIZES / f"{self.name}.json"
 
     @property
     def chosen(self) -> dict[str, Any] | None:
         """The options chosen; None where they have not been."""
-        return _read(self.path).get(self.kind)
+        return step_sizes_in(self.path).get(self.kind)
 
     def __call__(self, desk: Desk) -> None:
         """Try every multiple of the method's own step size."""
         desk.say(f"step size of {self.method}", 0, 1)
         streams = desk.keep("streams", self.run.key, lambda: self._streams(desk))
         scales = scales_of(self.run.request)
-        made = choose_step_size(streams, self.method, scales, (self.kind,), self.given)
+        rows = try_step_sizes(streams, self.method, scales, (self.kind,), self.given)
         self.path.parent.mkdir(exist_ok=True)
         with _lock(self.path):
-            _write(self.path, {**_read(self.path), **made})
+            _write(self.path, {**_read(self.path), self.kind: [asdict(row) for row in rows]})
 
     def _streams(self, desk: Desk) -> Any:
         ready, folder = _prepared(self.run, self.place, desk), self.place.model(self.run.key)
@@ -210,6 +216,19 @@ class MeasureJob:
         # All that were asked for are kept: they are small without their net, and rows come in any order.
         found = dict(desk.keep(f"taught by {key}", "", taught))
         return replace(trained, config={**trained.config, "out_of_fold": found.pop("options")}, **found)
+
+
+def step_sizes_in(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the options that a file of choices holds, by kind of statistics."""
+    return {kind: {"lr": row["lr"]} for kind, rows in _read(path).items() for row in rows if row["chosen"]}
+
+
+def choices_of(run: TrainRun, place: Place) -> list[dict[str, Any]]:
+    """Return what was tried on left-out streams for a source model, a row each, and what was chosen of it."""
+    folder = place.model(run.key)
+    files = [folder / CHOICE, *sorted((folder / STEP_SIZES).glob("*.json"))]
+    rows = [(path.stem, row) for path in files for part in _read(path).values() for row in part]
+    return [{"model": run.key, "choice": "vnl" if name == "choice" else name, **row} for name, row in rows]
 
 
 def _prepared(run: TrainRun, place: Place, desk: Desk) -> Prepared:

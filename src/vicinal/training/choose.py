@@ -5,7 +5,7 @@ updated (or not), the step size, whether its own output or the labels predict. T
 checkpoint, so that the choice can be checked.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -100,23 +100,22 @@ def choose_rule(
     return Chosen(anchor_phi, predict_phi, *_collect(rows, final, doubt))
 
 
-def choose_step_size(
+def try_step_sizes(
     streams: Sequence[LeftOutStream],
     method: str,
     scales: Sequence[float],
     kinds: Sequence[str] = (),
     given: Mapping[str, Any] | None = None,
-) -> dict[str, dict[str, Any]]:
-    """Return the options of a method by kind of statistics, its step size a multiple of its own paper's.
+) -> list[Row]:
+    """Return how a method did with each multiple of its own paper's step size, the best of a kind chosen.
 
-    Each multiple is tried on all left-out streams, on the kinds given; by default on the method's own
-    statistics and on those of the stream. `given` holds other options that the method will run with.
+    Each is tried on all left-out streams, on the kinds of statistics given; by default on the method's own
+    and on those of the stream. `given` holds other options that the method will run with.
     """
     own = METHODS[method].defaults
     kinds = kinds or tuple(dict.fromkeys((own.statistics.kind, "stream")))
     grid = _grid((method,), kinds, [own.lr * scale for scale in scales], given or {})
-    rows = [_try_baseline(name, settings, streams) for name, settings in grid]
-    return _best_step_sizes(rows)[method]
+    return _marked([_try_baseline(name, settings, streams) for name, settings in grid])
 
 
 def _heed(stop: StopRequest | None) -> None:
@@ -181,23 +180,26 @@ def _collect(
 ) -> tuple[dict[str, dict[str, dict[str, Any]]], list[Row]]:
     """Return the options of every method by kind of statistics, and the rows with each choice marked."""
     rule = {"update": final.update, "lr": final.lr, "predict": final.predict, "doubt": doubt}
-    best = _best_step_sizes([row for row in rows if row.method != "vnl"])
     marked = [
-        replace(row, chosen=row.chosen or best.get(row.method, {}).get(row.statistics) == {"lr": row.lr})
-        for row in rows
+        *(row for row in rows if row.method == "vnl"),
+        *_marked(row for row in rows if row.method != "vnl"),
     ]
-    return {"vnl": dict.fromkeys(KINDS, rule), **best}, marked
+    methods: dict[str, dict[str, dict[str, Any]]] = {"vnl": dict.fromkeys(KINDS, rule)}
+    for row in marked:
+        if row.chosen and row.method != "vnl":
+            methods.setdefault(row.method, {})[row.statistics] = {"lr": row.lr}
+    return methods, marked
 
 
-def _best_step_sizes(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
+def _marked(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows, the most accurate of each method and kind of statistics chosen: the first if level."""
+    rows = list(rows)
     best: dict[tuple[str, str], Row] = {}
     for row in rows:
-        key = (row.method, row.statistics)
-        best[key] = max(best.get(key, row), row, key=lambda one: one.accuracy)
-    methods: dict[str, dict[str, dict[str, Any]]] = {}
-    for (method, kind), row in best.items():
-        methods.setdefault(method, {})[kind] = {"lr": row.lr}
-    return methods
+        best[row.method, row.statistics] = max(
+            best.get((row.method, row.statistics), row), row, key=lambda one: one.accuracy
+        )
+    return [replace(row, chosen=best[row.method, row.statistics] is row) for row in rows]
 
 
 def _candidates(config: OutOfFoldConfig, doubt: float | None = None) -> list[VnlSettings]:
