@@ -129,7 +129,7 @@ class SlowVnl:
         self.anchor_labeler = SlowLabeler(source.anchor_phi, self.generator, DRAWS)
         self.labeler = SlowLabeler(source.predict_phi, self.generator, DRAWS)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=LR)
-        self.seen, classes = 0, len(source.model.head.bias)
+        self.seen, self.taken, classes = 0, 0, len(source.model.head.bias)
         self.batches: list[Tensor] = []
         self.predicted = torch.full((classes,), 1 / classes)
         self.doubt: float | None = None
@@ -184,7 +184,9 @@ class SlowVnl:
                 loss = loss + weight * sum(e * (e / p).log() for e, p in pairs) / (1 - fade)
             self.optimizer.zero_grad()
             loss.backward()
-            self.optimizer.param_groups[0]["lr"] = LR / (1 + self.seen / HORIZON) * self.less
+            self.taken += 1
+            momentum = 1 - 0.9**self.taken  # from rest
+            self.optimizer.param_groups[0]["lr"] = LR / (1 + self.seen / HORIZON) * self.less * momentum
             self.optimizer.step()
         self.predicted = shares.detach()
         self.seen += len(x)
@@ -343,7 +345,7 @@ def test_without_update_and_labels_it_is_bn(make_source: Any, images: Any, kind:
 def test_entropy_alone_is_soft(make_source: Any, images: Any, kind: str) -> None:
     source = make_source()
     adapter = vnl(source, update="entropy", predict="own", statistics=kind)
-    soft = adapt(source, "soft", statistics=kind, lr=LR, horizon=HORIZON)
+    soft = adapt(source, "soft", statistics=kind, lr=LR, horizon=HORIZON, from_rest=True)
     for seed, count in enumerate((7, 1, 5)):
         assert torch.equal(adapter(images(count, seed)), soft(images(count, seed)))
     assert not hasattr(adapter, "anchor")

@@ -69,6 +69,9 @@ class Settings:
     # Images after which a step is half as long: lr / (1 + seen / horizon); None: all steps are alike. Short
     # steps average noise out, and a long stream then carries a model little further than a short one.
     horizon: float | None = None
+    # Whether Adam's momentum starts from nothing. As it is, one gradient counts as if there had been many:
+    # the first steps are the longest, and on a deep net a few of them undo much of what it knows.
+    from_rest: bool = False
     num_samples: int = 10  # draws of w, or of one-hot labels
     augment: Augment | AugMix | None = None  # the update's view; labels and predictions use the clean one
     episodic: bool = False  # back to the source before every batch

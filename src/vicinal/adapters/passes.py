@@ -64,10 +64,14 @@ def take_step(adapter: Adapter) -> None:
     """Take the optimizer's step, then go back toward the source: theta <- theta + pull (theta_s - theta).
 
     With steps of about `lr` a parameter then stays within lr / pull of the source, however long the stream.
-    The step has the share of its length that the adapter says.
+    The step has the share of its length that the adapter says, from rest that of Adam's momentum besides.
     """
     assert adapter.optimizer is not None
     share = adapter.step_share()
+    # SGD corrects nothing; and back at the source before every batch, all steps are first ones.
+    if adapter.settings.from_rest and adapter.settings.optimizer == "adam" and not adapter.settings.episodic:
+        gained = _momentum_gained(adapter.optimizer)
+        share = gained if share is None else share * gained
     if share is None:
         adapter.optimizer.step()
     else:
@@ -77,6 +81,15 @@ def take_step(adapter: Adapter) -> None:
         moving = {name: value for name, value in adapter.named_parameters() if id(value) in updated}
         home = [adapter.initial_state[name] for name in moving]
         torch._foreach_lerp_(list(moving.values()), home, adapter.settings.pull)
+
+
+def _momentum_gained(optimizer: torch.optim.Optimizer) -> Tensor:
+    """Return 1 - beta_1^t, how far Adam's momentum has grown at step t: what Adam divides it by."""
+    group = optimizer.param_groups[0]
+    steps = (entry["step"] for entry in optimizer.state.values() if "step" in entry)
+    before: Tensor = next(steps, group["params"][0].new_zeros(()))  # on the device: a recorded step counts on
+    gained: Tensor = 1 - group["betas"][0] ** (before.double() + 1)
+    return gained
 
 
 def _shortened_step(optimizer: torch.optim.Optimizer, share: Tensor) -> None:

@@ -48,6 +48,7 @@ class VnlSettings(Settings):
     statistics: StatisticsConfig = field(default_factory=StatisticsConfig)
     predict: Predict = "labels"
     horizon: float | None = 1000.0
+    from_rest: bool = True
     # Entropy with the anchor's class shares, with its labels, or alone; or no update.
     update: Update = "marginal"
     entropy_weight: float = 1.0  # of the entropy of the model's own predictions
@@ -92,8 +93,9 @@ class Vnl(Adapter):
     the anchor (`vicinal.functional.shares`); with update="anchored" entropy_weight H(p) + anchor_weight
     CE(y_anchor, p), y_anchor the anchor's neighbor labels. Steps of lr / (1 + seen / horizon) after so many
     images, times min(1, u / doubt), u how much the anchor doubts its predictions of the stream, `doubt` how
-    much left-out models did on the streams on which lr was chosen. Whether it updates at all, the step size,
-    and whether own output or labels predict were chosen there too. Prediction after the update.
+    much left-out models did on the streams on which lr was chosen; Adam's momentum starts from rest. Whether
+    it updates at all, the step size, and whether own output or labels predict were chosen there too.
+    Prediction after the update.
     """
 
     steady = True
