@@ -207,7 +207,7 @@ def test_equal_cells_are_one_run() -> None:
     assert len({run.key for run in made.measures}) == 1
 
 
-def test_only_names_columns_data_sets_and_rows() -> None:
+def test_only_names_columns_data_sets_rows_methods_and_trainings() -> None:
     whole = spec(
         (DIGITS, Setting("MNIST", "rotated_mnist"), Setting("Small MNIST", "rotated_mnist", size=14))
     )
@@ -218,11 +218,12 @@ def test_only_names_columns_data_sets_and_rows() -> None:
     assert cells("Digits") == [("Digits", "ERM"), ("Digits", "Soft")]
     assert cells("rotated_mnist", "ERM") == [("MNIST", "ERM"), ("Small MNIST", "ERM")]
     assert cells("Soft", "digits") == [("Digits", "Soft")]
-    assert len(cells()) == 6
-    with pytest.raises(
-        UnknownNameError, match=r"unknown setting, data set or row 'soft': choose from .*Soft"
-    ):
-        cells("soft")
+    assert cells("soft", "digits") == [("Digits", "Soft")]
+    assert len(cells()) == len(cells("Soft", "erm")) == 6
+    with pytest.raises(UnknownNameError, match=r"row, method or source training 'Hard': choose from .*Soft"):
+        cells("Hard")
+    meta = spec(DIGITS, ERM, replace(ERM, label="Meta", algorithm="meta"), Row("Cited"))
+    assert [run.row for run in plan(meta, only=("meta",)).measures] == ["Meta"]
 
 
 def test_seeds_and_what_is_done() -> None:

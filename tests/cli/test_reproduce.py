@@ -82,7 +82,10 @@ def test_the_list_names_every_table(vicinal: Any) -> None:
 def test_what_cannot_be_reproduced_is_one_line(vicinal: Any, tmp_path: Path) -> None:
     assert "unknown spec 'table99': choose from" in vicinal("reproduce", "table99").line
     assert "mine.toml: no such spec" in vicinal("reproduce", "mine.toml").line
-    assert "unknown setting, data set or row 'x'" in vicinal("reproduce", "rotated", "--only", "x").line
+    assert (
+        "unknown setting, data set, row, method or source training 'x'"
+        in vicinal("reproduce", "rotated", "--only", "x").line
+    )
     assert "--seeds must be at least 1" in vicinal("reproduce", "rotated", "--seeds", 0).line
     assert "unknown backbone 'resnet0'" in vicinal("reproduce", "rotated", "--backbone", "resnet0").line
     (tmp_path / "bad.toml").write_text('title = "x"\nnotes = "y"\n')

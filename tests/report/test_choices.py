@@ -43,10 +43,13 @@ def test_every_candidate_is_a_line() -> None:
     still = ROW | {"update": "none", "lr": 1e-4, "accuracy": 0.5, "worst": 0.25, "chosen": False}
     lines = text(trained(choice={"table": [ROW, still]})).splitlines()
     first = next(line for line in lines if "anchored" in line)
-    for cell in ("vnl", "1e-03", "stream", "labels", "81.2%", "70.0%", "0.612"):
+    for cell in ("vnl", "1e-03", "at once", "stream", "labels", "81.2%", "70.0%", "0.612"):
         assert cell in first
     second = next(line for line in lines if "none" in line)
     assert "1e-04" not in second
+    assert "at once" not in second
+    rested = text(trained(choice={"table": [ROW | {"from_rest": True}]}))
+    assert "from rest" in next(line for line in rested.splitlines() if "anchored" in line)
     assert "25.0%" in second
 
 

@@ -30,8 +30,11 @@ CONFIG = OutOfFoldConfig(
     updates=("none", "marginal", "anchored", "entropy"),
     baselines=("soft", "hard"),
 )
-CANDIDATES = {("none", None)} | {
-    (update, lr) for update in ("marginal", "anchored", "entropy") for lr in (1e-3, 2e-2)
+CANDIDATES = {("none", None, None)} | {
+    (update, lr, rests)
+    for update in ("marginal", "anchored", "entropy")
+    for lr in (1e-3, 2e-2)
+    for rests in (False, True)
 }
 
 
@@ -53,8 +56,8 @@ def rows_of(chosen: Chosen, method: str) -> list[Row]:
     return [row for row in chosen.table if row.method == method]
 
 
-def candidate(row: Row) -> tuple[str, float | None]:
-    return row.update, None if row.update == "none" else row.lr
+def candidate(row: Row) -> tuple[str, float | None, bool | None]:
+    return ("none", None, None) if row.update == "none" else (row.update, row.lr, row.from_rest)
 
 
 def test_the_table_holds_exactly_the_candidates(chosen: Chosen) -> None:
@@ -87,7 +90,7 @@ def test_the_chosen_vnl_row_is_the_most_accurate_or_level_with_it(
 
 
 def made(update: str, accuracy: float, nll: float = 1.0, lr: float = 1e-3) -> Row:
-    return Row("vnl", update, lr, "stream", "own", accuracy, nll, worst=0.0)
+    return Row("vnl", update, lr, False, "stream", "own", accuracy, nll, worst=0.0)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +112,8 @@ def test_one_vnl_row_is_chosen_and_its_settings_are_the_rule(chosen: Chosen) -> 
     (final,) = [row for row in rows_of(chosen, "vnl") if row.chosen]
     rule = dict(chosen.methods["vnl"]["stream"])
     assert 0 < rule.pop("doubt") < 1
-    assert rule == {"update": final.update, "lr": final.lr, "predict": final.predict}
+    named = {"update": final.update, "lr": final.lr, "from_rest": final.from_rest, "predict": final.predict}
+    assert rule == named
 
 
 def test_the_rule_knows_how_much_still_models_doubted_on_the_left_out_streams(

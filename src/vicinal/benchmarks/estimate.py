@@ -188,7 +188,8 @@ class Cost:
         one += self._over(self._validated() * config.iterations / config.validate_every, 256, 1.0)
         if left_out is None:
             return one
-        rules = 2 + len(set(left_out.updates) - {"none"}) * len(left_out.step_sizes)
+        steps = len(left_out.step_sizes) * len(left_out.from_rest)
+        rules = 2 + len(set(left_out.updates) - {"none"}) * steps
         played = self._over(rules * self.streamed, left_out.batch_size, passes_of("vnl"))
         return (1 + left_out_models) * one + played
 

@@ -154,17 +154,22 @@ def groups_of(setting: Setting) -> tuple[tuple[str, ...], ...]:
 
 
 def _kept(spec: Spec, only: Collection[str]) -> Any:
-    """Return a test of (setting, row): words that name columns limit those, words that name rows those."""
-    columns = {word for s in spec.settings for word in (s.name, s.data) if word in only}
-    labels = {row.label for row in spec.rows if row.label in only}
+    """Return a test of (setting, row): words that name columns limit those, words that name rows those.
+
+    A column also goes by its data set, a row also by its method and by what its source model is trained by.
+    """
+    columns = {setting.name: {setting.name, setting.data} for setting in spec.settings}
+    rows = {row.label: {row.label, row.method or row.label, row.algorithm} for row in spec.rows}
+    of_columns, of_rows = ({word for name in names.values() for word in name} for names in (columns, rows))
+    known = of_columns | of_rows
     for word in only:
-        if word not in columns | labels:
-            known = {word for s in spec.settings for word in (s.name, s.data)}
-            raise UnknownNameError("setting, data set or row", word, known | {row.label for row in spec.rows})
+        if word not in known:
+            raise UnknownNameError("setting, data set, row, method or source training", word, known)
+    of_columns, of_rows = of_columns & set(only), of_rows & set(only)
 
     def keep(setting: Setting, row: Row) -> bool:
-        in_column = not columns or bool({setting.name, setting.data} & columns)
-        return in_column and (not labels or row.label in labels)
+        in_column = not of_columns or bool(columns[setting.name] & of_columns)
+        return in_column and (not of_rows or bool(rows[row.label] & of_rows))
 
     return keep
 

@@ -98,7 +98,8 @@ def reproduce_command(
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="Show every table there is.")] = False,
     only: Annotated[
-        list[str] | None, typer.Option(help="A column, data set or row by its name; may be given again.")
+        list[str] | None,
+        typer.Option(help="A column, data set, row, method or training by its name; may be given again."),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="How many seeds, from 0 on; default: the spec's.")] = None,
     quick: Annotated[

@@ -20,13 +20,15 @@ def choice_summary(trained: Trained) -> Group:
     if not rows:
         return Group(line)
     table = Table(title="Simulated online adaptation on left-out source domains", title_justify="left")
-    for name in ("method", "update", "lr", "statistics", "predict"):
+    for name in ("method", "update", "lr", "start", "statistics", "predict"):
         table.add_column(name)
     for name in ("accuracy", "worst stream", "NLL"):
         table.add_column(name, justify="right")
     for row in rows:
-        lr = "-" if row["update"] == "none" else f"{row['lr']:.0e}"
-        cells = [row["method"], row["update"], lr, row["statistics"], row["predict"]]
+        lr, start = f"{row['lr']:.0e}", "from rest" if row.get("from_rest") else "at once"
+        if row["update"] == "none":
+            lr = start = "-"
+        cells = [row["method"], row["update"], lr, start, row["statistics"], row["predict"]]
         cells += [f"{row['accuracy']:.1%}", f"{row['worst']:.1%}", f"{row['nll']:.3f}"]
         table.add_row(*cells, style="bold" if row["chosen"] else "")
     return Group(line, table, *_doubt_line(trained.choice))

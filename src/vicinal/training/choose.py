@@ -1,8 +1,8 @@
 """Choosing the rule of test time by simulated online adaptation on left-out domains.
 
 Every candidate runs over the streams that left-out models never saw. What is compared: how the model is
-updated (or not), the step size, whether its own output or the labels predict. The table travels with the
-checkpoint, so that the choice can be checked.
+updated (or not), the step size, how the first steps are taken, whether its own output or the labels predict.
+The table travels with the checkpoint, so that the choice can be checked.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,6 +44,7 @@ class Row:
     method: str
     update: str
     lr: float
+    from_rest: bool
     statistics: str
     predict: str
     accuracy: float
@@ -179,7 +180,9 @@ def _collect(
     rows: Sequence[Row], final: Row, doubt: float | None
 ) -> tuple[dict[str, dict[str, dict[str, Any]]], list[Row]]:
     """Return the options of every method by kind of statistics, and the rows with each choice marked."""
-    rule = {"update": final.update, "lr": final.lr, "predict": final.predict, "doubt": doubt}
+    rule = {name: getattr(final, name) for name in ("update", "lr", "from_rest", "predict")} | {
+        "doubt": doubt
+    }
     marked = [
         *(row for row in rows if row.method == "vnl"),
         *_marked(row for row in rows if row.method != "vnl"),
@@ -204,18 +207,16 @@ def _marked(rows: Iterable[Row]) -> list[Row]:
 
 def _candidates(config: OutOfFoldConfig, doubt: float | None = None) -> list[VnlSettings]:
     own = partial(VnlSettings, predict="own", doubt=doubt)
-    made = []
-    for update in config.updates:
-        made += (
-            [own(update=update)]
-            if update == "none"
-            else [own(update=update, lr=lr) for lr in config.step_sizes]
-        )
+    made = [own(update="none")] if "none" in config.updates else []
+    for update, rests, lr in product(config.updates, config.from_rest, config.step_sizes):
+        if update != "none":
+            made.append(own(update=update, from_rest=rests, lr=lr))
     return made
 
 
 def _row(method: str, update: str, settings: Settings, scores: Scores) -> Row:
-    return Row(method, update, settings.lr, settings.statistics.kind, settings.predict, *scores)
+    how = (settings.lr, settings.from_rest, settings.statistics.kind, settings.predict)
+    return Row(method, update, *how, *scores)
 
 
 def _scores(streams: Sequence[LeftOutStream], probabilities: Sequence[Tensor]) -> Scores:

@@ -91,6 +91,7 @@ class OutOfFoldConfig:
     kl_weight: float = 0.0
     step_sizes: tuple[float, ...] = (3e-4, 1e-3, 2e-3)
     updates: tuple[Update, ...] = ("none", "marginal")
+    from_rest: tuple[bool, ...] = (False, True)  # ways for Adam's momentum to start that are tried
     heed_doubt: bool = True  # whether steps are shorter where the anchor doubts less than on these streams
     tolerance: float = 0.005  # accuracies this close count as level: the safer rule is taken
     baselines: tuple[str, ...] = ("soft", "hard", "probabilistic")
@@ -107,8 +108,8 @@ class OutOfFoldConfig:
         if self.leave_out < 0 or min(self.epochs, self.batch_size, self.rounds) < 1:
             needs = "leave_out >= 0, and epochs, batch_size and rounds >= 1"
             raise ConfigError(f"out-of-fold fitting needs {needs}")
-        if not self.step_sizes or not self.updates:
-            raise ConfigError("out-of-fold fitting needs a step size and an update to try")
+        if not self.step_sizes or not self.updates or not self.from_rest:
+            raise ConfigError("out-of-fold fitting needs a step size, an update and a start to try")
 
 
 def lasting(config: TrainConfig) -> dict[str, Any]:

@@ -59,7 +59,10 @@ def test_nothing_ran() -> None:
 
 
 def test_a_convolution_on_a_cpu_is_matrix_products() -> None:
-    layer, x = nn.Conv2d(16, 32, 3), torch.randn(4, 16, 64, 64)
+    layer, x = (
+        nn.Conv2d(64, 64, 3),
+        torch.randn(8, 64, 64, 64),
+    )  # so much more that a busy machine cannot hide it
     found = profiled(lambda: torch.relu(layer(x)), torch.device("cpu"), steps=2)
     assert found.kinds["matrix products"] > found.kinds["elementwise"] > 0
     assert sum(found.kinds.values()) == pytest.approx(found.total, rel=0.05)
