@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from vicinal.benchmarks.check import EACH
+from vicinal.benchmarks.plan import plan
 from vicinal.benchmarks.spec import Setting, Spec, load_spec, spec_names
 from vicinal.data.catalog import DATASETS
 from vicinal.data.load import with_options
@@ -434,3 +435,16 @@ def test_tables_and_figures_are_numbered_in_the_order_of_their_captions() -> Non
     for spec in SPECS.values():
         for place, label in re.findall(r"((?:Table|Figure) \d+) \((.*?)\)", spec.paper):
             assert labels[place] == label
+
+
+OWN = sorted((ROOT / "benchmarks").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)
+def test_studies_of_our_own_can_be_planned(path: Path) -> None:
+    spec = load_spec(path)
+    assert path.read_text(encoding="utf-8").startswith(f"# vicinal reproduce benchmarks/{path.name} ")
+    measured = {(run.setting, run.row) for run in plan(spec).measures}
+    assert {row.label for row in spec.rows} == {row for _, row in measured}
+    assert plan(spec, quick=True).measures
+    assert {row.label for row in spec.rows if row.ours} == {"vnl"}
