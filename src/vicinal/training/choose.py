@@ -5,6 +5,7 @@ updated (or not), the step size, how the first steps are taken, whether its own 
 The table travels with the checkpoint, so that the choice can be checked.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +28,8 @@ from vicinal.training.left_out import LeftOutStream, Lesson, play_all, predict_a
 from vicinal.training.loop import StoppedError
 from vicinal.training.progress import Progress, StopRequest
 from vicinal.types import Head
+
+NEAR = 0.02  # accuracy that may be given up for likelihood
 
 
 class Scores(NamedTuple):
@@ -108,7 +111,7 @@ def try_step_sizes(
     kinds: Sequence[str] = (),
     given: Mapping[str, Any] | None = None,
 ) -> list[Row]:
-    """Return how a method did with each multiple of its own paper's step size, the best of a kind chosen.
+    """Return how a method did with each multiple of its own paper's step size, the surest of a kind chosen.
 
     Each is tried on all left-out streams, on the kinds of statistics given; by default on the method's own
     and on those of the stream. `given` holds other options that the method will run with.
@@ -125,23 +128,29 @@ def _heed(stop: StopRequest | None) -> None:
 
 
 def safest(rows: Sequence[Row], tolerance: float) -> Row:
-    """Return, of the rules that are level with the most accurate one, the one that can go wrong least."""
-    return min(_level(rows, tolerance), key=_risk)
+    """Return, of the surest rules of each update that are level, the one whose update can go wrong least.
+
+    No update cannot drift; the anchor's shares and labels hold the model to the source; entropy alone is held
+    by nothing. Shares before labels: on long streams they hold as well and are less in the way.
+    """
+    kinds = dict.fromkeys(row.update for row in rows)
+    each = [surest([row for row in rows if row.update == kind]) for kind in kinds]
+    return min(_level(each, tolerance), key=lambda row: UPDATES.index(row.update))
+
+
+def surest(rows: Sequence[Row]) -> Row:
+    """Return, of the rules whose accuracy is near the best, the one of the lowest NLL; the first if level.
+
+    A step that is too long makes mistakes that a model is sure of: on a short stream they cost likelihood
+    before they cost accuracy, and a long one builds on them.
+    """
+    return min(_level(rows, NEAR), key=lambda row: row.nll if math.isfinite(row.nll) else math.inf)
 
 
 def _level(rows: Sequence[Row], tolerance: float) -> list[Row]:
     """Return the rows whose accuracy is level with the best: left-out streams are few, less is noise."""
     best = max(row.accuracy for row in rows)
     return [row for row in rows if row.accuracy >= best - tolerance]
-
-
-def _risk(row: Row) -> tuple[int, float]:
-    """Return what ranks level rules: the one that can go wrong least, then the lowest NLL.
-
-    No update cannot drift; the anchor's shares and labels hold the model to the source; entropy alone is held
-    by nothing. Shares before labels: on long streams they hold as well and are less in the way.
-    """
-    return UPDATES.index(row.update), row.nll
 
 
 def _still_lessons(streams: Sequence[LeftOutStream]) -> list[Lesson]:
@@ -195,14 +204,16 @@ def _collect(
 
 
 def _marked(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows, the most accurate of each method and kind of statistics chosen: the first if level."""
-    rows = list(rows)
-    best: dict[tuple[str, str], Row] = {}
+    """Return the rows, the surest of each method and kind of statistics chosen."""
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        best[row.method, row.statistics] = max(
-            best.get((row.method, row.statistics), row), row, key=lambda one: one.accuracy
-        )
-    return [replace(row, chosen=best[row.method, row.statistics] is row) for row in rows]
+        groups.setdefault((row.method, row.statistics), []).append(row)
+    return [
+        replace(row, chosen=row is best)
+        for group in groups.values()
+        for best in [surest(group)]
+        for row in group
+    ]
 
 
 def _candidates(config: OutOfFoldConfig, doubt: float | None = None) -> list[VnlSettings]:
