@@ -93,8 +93,8 @@ class Vnl(Adapter):
     the anchor (`vicinal.functional.shares`); with update="anchored" entropy_weight H(p) + anchor_weight
     CE(y_anchor, p), y_anchor the anchor's neighbor labels. Steps of lr / (1 + seen / horizon) after so many
     images, times min(1, u / doubt), u how much the anchor doubts its predictions of the stream, `doubt` how
-    much left-out models did on the streams on which lr was chosen; Adam's momentum starts from rest. Whether
-    it updates at all, the step size, and whether own output or labels predict were chosen there too.
+    much left-out models did on the streams on which lr was chosen. Whether it updates at all, the step size,
+    whether Adam's momentum starts from rest, and whether own output or labels predict were chosen there too.
     Prediction after the update.
     """
 
