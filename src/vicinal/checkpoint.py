@@ -152,7 +152,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]
         save_file(ready, temporary, metadata=metadata)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())  # a temporary file is its owner's alone; a checkpoint is not
+        temporary.chmod(0o666 & ~umask())  # a temporary file is its owner's alone; a checkpoint is not
         temporary.replace(path)
     except (OSError, SafetensorError) as error:
         kept = "; the checkpoint that was there is intact" if path.exists() else ""
@@ -162,7 +162,8 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]
             temporary.unlink(missing_ok=True)
 
 
-def _umask() -> int:
+def umask() -> int:
+    """Return what new files are kept from by this process."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

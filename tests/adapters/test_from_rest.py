@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vicinal.adapters import passes
 from vicinal.adapters.contract import Adapter, adapt
+from vicinal.errors import ConfigError
 
 LR = 1e-2
 
@@ -96,3 +97,9 @@ def test_it_changes_nothing_where_momentum_cannot_overshoot(
     one, other = (adapt(make_source(), "soft", lr=LR, from_rest=rest, **told) for rest in (True, False))
     for seed in range(3):
         assert torch.equal(one(images(6, seed)), other(images(6, seed)))
+
+
+@pytest.mark.parametrize("told", ["false", 1, None])
+def test_it_is_true_or_false(make_source: Any, told: Any) -> None:
+    with pytest.raises(ConfigError, match="from_rest is true or false"):
+        adapt(make_source(), "soft", from_rest=told)

@@ -220,10 +220,15 @@ def test_only_names_columns_data_sets_rows_methods_and_trainings() -> None:
     assert cells("Soft", "digits") == [("Digits", "Soft")]
     assert cells("soft", "digits") == [("Digits", "Soft")]
     assert len(cells()) == len(cells("Soft", "erm")) == 6
-    with pytest.raises(UnknownNameError, match=r"row, method or source training 'Hard': choose from .*Soft"):
+    with pytest.raises(UnknownNameError, match=r"row, source training or method 'Hard': choose from .*Soft"):
         cells("Hard")
     meta = spec(DIGITS, ERM, replace(ERM, label="Meta", algorithm="meta"), Row("Cited"))
     assert [run.row for run in plan(meta, only=("meta",)).measures] == ["Meta"]
+    assert [run.row for run in plan(meta, only=("erm",)).measures] == [
+        "ERM"
+    ]  # not its method on another model
+    named = spec(DIGITS, replace(SOFT, label="soft"), SOFT)
+    assert [run.row for run in plan(named, only=("soft",)).measures] == ["soft"]  # a label before a method
 
 
 def test_seeds_and_what_is_done() -> None:

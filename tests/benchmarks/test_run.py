@@ -1,6 +1,7 @@
 """Runs of a benchmark: what is missing, what is shared, and that no kill loses or changes anything."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -14,21 +15,24 @@ import pytest
 import torch
 
 from vicinal.adapters.contract import adapt
-from vicinal.benchmarks.jobs import Place, step_sizes_in
+from vicinal.benchmarks.jobs import CHOICE, MODEL, Place, step_sizes_in, write_json
 from vicinal.benchmarks.plan import Plan, plan
 from vicinal.benchmarks.prepare import roles_for
 from vicinal.benchmarks.run import (
     devices_for,
     missing_data,
     records_of,
+    run_plan,
     run_plans,
     without_data,
+    write_choices,
     write_index,
 )
 from vicinal.benchmarks.spec import Row, Setting, Spec, load_spec
 from vicinal.benchmarks.store import Store
 from vicinal.checkpoint import load, read_tensors
 from vicinal.data.streams import StreamSpec, make_stream
+from vicinal.errors import DataError
 from vicinal.evaluation.example import Example, load_examples
 from vicinal.evaluation.online import run_online
 
@@ -76,6 +80,32 @@ def test_the_index_grows_and_models_stay_out_of_version_control(tmp_path: Path) 
         "backbone": "small",
     }
     assert "models/" in (tmp_path / "out" / ".gitignore").read_text().splitlines()
+
+
+def test_choices_grow_beside_those_of_other_plans_also_where_nothing_is_left_to_do(tmp_path: Path) -> None:
+    one = plan(Spec("made", "Made", seeds=2, settings=(Setting("A", "digits"),), rows=ROWS[:1]))
+    place, row = Place(tmp_path), {"method": "vnl", "lr": 0.1, "nll": math.nan, "chosen": True}
+    for run in one.trainings:
+        place.model(run.key).mkdir(parents=True)
+        (place.model(run.key) / MODEL).touch()
+        write_json(place.model(run.key) / CHOICE, {"tried": [row]})
+    other = {"model": "elsewhere", "method": "soft"}
+    (tmp_path / "choices.jsonl").write_text(json.dumps(other) + "\n")
+    write_choices(replace(one, trainings=one.trainings[:1]), place)
+    write_choices(one, place)
+    lines = [json.loads(line) for line in (tmp_path / "choices.jsonl").read_text().splitlines()]
+    assert lines[0] == other
+    assert {line["model"] for line in lines[1:]} == {run.key for run in one.trainings}
+    assert all(line["nll"] is None for line in lines[1:])  # which strict readers take
+    (tmp_path / "choices.jsonl").unlink()
+    assert run_plan(Plan(one.trainings, ()), place, ["cpu"], lambda *step: None) == []
+    assert len((tmp_path / "choices.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_file_of_an_earlier_version_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "soft.json").write_text('{"batch": {"lr": 0.1}}')
+    with pytest.raises(DataError, match=r"soft\.json: made by an earlier version"):
+        step_sizes_in(tmp_path / "soft.json")
 
 
 @pytest.mark.slow
@@ -219,8 +249,8 @@ def a_benchmark_leaves_what_its_plan_says(folder: Path, outcome: dict[str, Any])
     assert "left-out source domains" in chosen.protocol["selection"]
     assert found.keys() == {"batch"}  # the other kind has its step size given: nothing was chosen for it
     tried = [json.loads(line) for line in (folder / "whole" / "choices.jsonl").read_text().splitlines()]
-    assert {(row["model"], row["choice"]) for row in tried} == {(model, "vnl"), (model, "soft")}
-    of_soft = [row for row in tried if row["choice"] == "soft"]
+    assert {(row["model"], row["method"]) for row in tried} == {(model, "vnl"), (model, "soft")}
+    of_soft = [row for row in tried if row["method"] == "soft"]
     assert [row["lr"] for row in of_soft if row["chosen"]] == [found["batch"]["lr"]]
     assert len({row["lr"] for row in of_soft}) == 3
     joint = by_row["ERM baseline", "digits, mixed"]

@@ -83,7 +83,7 @@ def test_what_cannot_be_reproduced_is_one_line(vicinal: Any, tmp_path: Path) -> 
     assert "unknown spec 'table99': choose from" in vicinal("reproduce", "table99").line
     assert "mine.toml: no such spec" in vicinal("reproduce", "mine.toml").line
     assert (
-        "unknown setting, data set, row, method or source training 'x'"
+        "unknown setting, data set, row, source training or method 'x'"
         in vicinal("reproduce", "rotated", "--only", "x").line
     )
     assert "--seeds must be at least 1" in vicinal("reproduce", "rotated", "--seeds", 0).line

@@ -11,6 +11,7 @@ from vicinal.evaluation.record import Record
 from vicinal.report.board import make_board
 from vicinal.report.expectations import check_expectations
 from vicinal.report.naming import by_looks, telling_options
+from vicinal.report.views import expectation
 
 MakeRecord = Callable[..., Record]
 
@@ -197,3 +198,19 @@ def test_rows_are_compared_over_the_seeds_that_both_have(make: MakeRecord) -> No
     assert (other.met, other.seeds) == (True, 1)
     assert (other.value, other.bound) == pytest.approx((90.0, 80.0))
     assert elsewhere.met is None
+    shown = [expectation(one, make_board(spec, records)) for one in (other, elsewhere)]
+    assert [one.found.split(",")[0] for one in shown] == ["90.0% here (1 seed)", "no seed in common"]
+
+
+def test_more_than_a_distance_is_said_so(make: MakeRecord) -> None:
+    rows = (Row("Ours", "erm"), Row("Other", "erm"))
+    expects = tuple(Expect("Ours", "S", above="Other", tolerance=-by) for by in (9.0, 11.0))
+    spec = Spec("s", "t", settings=(Setting("S", "digits", (("90",),)),), rows=rows, expects=expects)
+    records = [
+        make(accuracy=value, protocol={"benchmark": {"spec": "s", "setting": "S", "row": label}})
+        for label, value in (("Ours", 0.9), ("Other", 0.8))
+    ]
+    board = make_board(spec, records)
+    near, far = (expectation(one, board) for one in check_expectations(spec, board))
+    assert (near.met, near.what) == (True, "S: Ours above Other by more than 9")
+    assert (far.met, far.what) == (False, "S: Ours above Other by more than 11")

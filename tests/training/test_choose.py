@@ -14,7 +14,7 @@ from vicinal.data.domains import SourceDomain
 from vicinal.functional.memory import empty_memory
 from vicinal.models.inference import StreamInferenceNet
 from vicinal.training import choose
-from vicinal.training.choose import NEAR, Chosen, Row, choose_rule, label_lesson, safest, surest
+from vicinal.training.choose import Chosen, Row, choose_rule, label_lesson, safest, surest
 from vicinal.training.config import OutOfFoldConfig, TrainConfig
 from vicinal.training.left_out import Fold, LeftOutStream, Lesson, left_out_streams
 from vicinal.training.progress import Silent
@@ -86,7 +86,7 @@ def test_the_chosen_vnl_row_is_the_most_accurate_or_near_it(
     rows = rows_of(found, "vnl")
     (final,) = [row for row in rows if row.chosen]
     # The choices of update and predictor may give up the tolerance each, that of a step size what is near.
-    assert final.accuracy >= max(row.accuracy for row in rows) - 2 * tolerance - NEAR
+    assert final.accuracy >= max(row.accuracy for row in rows) - 2 * tolerance - CONFIG.near
 
 
 def made(update: str, accuracy: float, nll: float = 1.0, lr: float = 1e-3) -> Row:
@@ -105,7 +105,7 @@ def made(update: str, accuracy: float, nll: float = 1.0, lr: float = 1e-3) -> Ro
     ids=["accuracy", "no update", "anchor", "shares", "likelihood"],
 )
 def test_level_rules_are_ranked_by_what_can_go_wrong(better: Row, worse: Row) -> None:
-    assert safest([better, worse], 0.005) is safest([worse, better], 0.005) is better
+    assert safest([better, worse], 0.005, 0.02) is safest([worse, better], 0.005, 0.02) is better
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,13 @@ def test_level_rules_are_ranked_by_what_can_go_wrong(better: Row, worse: Row) ->
     ids=["likelihood", "accuracy", "not a number", "infinite"],
 )
 def test_near_the_best_likelihood_decides(better: Row, worse: Row) -> None:
-    assert surest([better, worse]) is surest([worse, better]) is safest([worse, better], 0.005) is better
+    assert surest([better, worse], 0.02) is surest([worse, better], 0.02) is better
+    assert safest([worse, better], 0.005, 0.02) is better
+
+
+def test_what_is_given_up_for_likelihood_does_not_make_no_update_level() -> None:
+    rows = [made("none", 0.88, nll=0.5), made("marginal", 0.884, nll=0.35), made("marginal", 0.90, nll=0.355)]
+    assert safest(rows, 0.005, 0.02) is rows[1]
 
 
 def test_one_vnl_row_is_chosen_and_its_settings_are_the_rule(chosen: Chosen) -> None:
@@ -169,7 +175,7 @@ def test_every_baseline_has_options_for_both_statistics_and_they_are_its_surest(
         for kind in ("batch", "stream"):
             rows = [row for row in rows_of(chosen, method) if row.statistics == kind]
             (marked,) = [row for row in rows if row.chosen]
-            near = [row for row in rows if row.accuracy >= max(row.accuracy for row in rows) - NEAR]
+            near = [row for row in rows if row.accuracy >= max(row.accuracy for row in rows) - CONFIG.near]
             assert marked.nll == min(row.nll for row in near)
             assert chosen.methods[method][kind] == {"lr": marked.lr}
 

@@ -56,3 +56,9 @@ def test_a_pretrained_backbone_starts_from_the_papers_step_sizes() -> None:
 def test_a_config_survives_json_unchanged(config: TrainConfig | OutOfFoldConfig) -> None:
     plain = as_dict(config)
     assert json.loads(json.dumps(plain)) == plain
+
+
+@pytest.mark.parametrize("starts", [(), True, [False], ("no",), (True, True), (0,)])
+def test_starts_that_are_none_are_refused(starts: Any) -> None:
+    with pytest.raises(ConfigError, match="from_rest lists the starts to try"):
+        OutOfFoldConfig(from_rest=starts)

@@ -70,7 +70,8 @@ class Settings:
     # steps average noise out, and a long stream then carries a model little further than a short one.
     horizon: float | None = None
     # Whether Adam's momentum starts from nothing. As it is, one gradient counts as if there had been many:
-    # the first steps are the longest, and on a deep net a few of them undo much of what it knows.
+    # the first steps are the longest, and a deep net can lose by them what the others gain. Episodes have no
+    # stream to gain momentum on and do not heed it.
     from_rest: bool = False
     num_samples: int = 10  # draws of w, or of one-hot labels
     augment: Augment | AugMix | None = None  # the update's view; labels and predictions use the clean one
@@ -97,6 +98,8 @@ class Settings:
                 "an adapter needs steps of at least 1, num_samples of at least 0, "
                 "momentum and pull of at least 0 and below 1"
             )
+        if not isinstance(self.from_rest, bool):
+            raise ConfigError(f"from_rest is true or false, not {self.from_rest!r}")
         if self.horizon is not None and not 0 < self.horizon < math.inf:
             raise ConfigError(f"a horizon is a number of images above 0, or None; not {self.horizon!r}")
 

@@ -68,7 +68,7 @@ def take_step(adapter: Adapter) -> None:
     """
     assert adapter.optimizer is not None
     share = adapter.step_share()
-    # SGD corrects nothing; and back at the source before every batch, all steps are first ones.
+    # SGD corrects nothing.
     if adapter.settings.from_rest and adapter.settings.optimizer == "adam" and not adapter.settings.episodic:
         gained = _momentum_gained(adapter.optimizer)
         share = gained if share is None else share * gained
@@ -103,9 +103,8 @@ def _shortened_step(optimizer: torch.optim.Optimizer, share: Tensor) -> None:
         sizes = [group["lr"] for group in groups]
         try:
             for group, lr in zip(groups, sizes, strict=True):
-                group["lr"] = (
-                    lr * share
-                ).float()  # the kernels read single precision, whatever the weights are
+                # The kernels read single precision, whatever the weights are.
+                group["lr"] = (lr * share).float()
             optimizer.step()
         finally:
             for group, lr in zip(groups, sizes, strict=True):

@@ -4,6 +4,7 @@ Each job leaves what it made on disk, whole or not at all, and finds out for its
 """
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -20,8 +21,9 @@ from vicinal.benchmarks.plan import FIXED, OUT_OF_FOLD, MeasureRun, TrainRun, ke
 from vicinal.benchmarks.prepare import Prepared, load_for, prepare_training, settle
 from vicinal.benchmarks.store import Store
 from vicinal.benchmarks.workers import Desk
-from vicinal.checkpoint import Trained, load
+from vicinal.checkpoint import Trained, load, umask
 from vicinal.data.domains import Roles
+from vicinal.errors import DataError
 from vicinal.evaluation.example import Example, add_examples, examples_from
 from vicinal.evaluation.online import run_online
 from vicinal.evaluation.record import Record
@@ -90,10 +92,10 @@ class TrainJob:
     def __call__(self, desk: Desk) -> None:
         """Go on with what is there of the training; a trained model is left alone."""
         folder = self.place.model(self.run.key)
-        with _lock(folder):
+        with lock(folder):
             trained = load(folder) if (folder / MODEL).exists() else self._train(folder, desk)
             if trained.choice:
-                _write(folder / CHOICE, {"vnl": trained.choice["table"]})
+                write_json(folder / CHOICE, {"tried": trained.choice["table"]})
             _tidy(folder)
 
     def _train(self, folder: Path, desk: Desk) -> Trained:
@@ -142,21 +144,22 @@ class ChooseJob:
     def __call__(self, desk: Desk) -> None:
         """Try every multiple of the method's own step size."""
         desk.say(f"step size of {self.method}", 0, 1)
-        streams = desk.keep("streams", self.run.key, lambda: self._streams(desk))
-        scales = scales_of(self.run.request)
-        rows = try_step_sizes(streams, self.method, scales, (self.kind,), self.given)
-        self.path.parent.mkdir(exist_ok=True)
-        with _lock(self.path):
-            _write(self.path, {**_read(self.path), self.kind: [asdict(row) for row in rows]})
-
-    def _streams(self, desk: Desk) -> Any:
-        ready, folder = _prepared(self.run, self.place, desk), self.place.model(self.run.key)
+        ready = _prepared(self.run, self.place, desk)
         assert ready.out_of_fold is not None
-        device, shared = torch.device(desk.device), self.place.left_out
-        run = Run(folder, Silent(), StopRequest(), device, resume=True, left_out=shared)
-        sources = ready.roles.sources
+        streams = desk.keep("streams", self.run.key, lambda: self._streams(ready, desk))
+        scales, near = scales_of(self.run.request), ready.out_of_fold.near
+        rows = try_step_sizes(streams, self.method, scales, near, (self.kind,), self.given)
+        given = {name: repr(value) for name, value in self.given.items()}
+        tried = [{**asdict(row), "given": given} for row in rows]
+        with lock(self.path):
+            write_json(self.path, {**_read(self.path), self.kind: tried})
+
+    def _streams(self, ready: Prepared, desk: Desk) -> Any:
+        assert ready.out_of_fold is not None
+        folder, device = self.place.model(self.run.key), torch.device(desk.device)
+        run = Run(folder, Silent(), StopRequest(), device, resume=True, left_out=self.place.left_out)
         return all_left_out_streams(
-            ready.spec, sources, ready.config, ready.out_of_fold, run, ready.provenance
+            ready.spec, ready.roles.sources, ready.config, ready.out_of_fold, run, ready.provenance
         )
 
 
@@ -220,15 +223,17 @@ class MeasureJob:
 
 def step_sizes_in(path: Path) -> dict[str, dict[str, Any]]:
     """Return the options that a file of choices holds, by kind of statistics."""
-    return {kind: {"lr": row["lr"]} for kind, rows in _read(path).items() for row in rows if row["chosen"]}
+    found = _read(path)
+    if not all(isinstance(rows, list) for rows in found.values()):
+        raise DataError(f"{path}: made by an earlier version; remove it, and it will be made anew")
+    return {kind: {"lr": row["lr"]} for kind, rows in found.items() for row in rows if row["chosen"]}
 
 
 def choices_of(run: TrainRun, place: Place) -> list[dict[str, Any]]:
     """Return what was tried on left-out streams for a source model, a row each, and what was chosen of it."""
     folder = place.model(run.key)
     files = [folder / CHOICE, *sorted((folder / STEP_SIZES).glob("*.json"))]
-    rows = [(path.stem, row) for path in files for part in _read(path).values() for row in part]
-    return [{"model": run.key, "choice": "vnl" if name == "choice" else name, **row} for name, row in rows]
+    return [{"model": run.key, **row} for path in files for rows in _read(path).values() for row in rows]
 
 
 def _prepared(run: TrainRun, place: Place, desk: Desk) -> Prepared:
@@ -310,7 +315,7 @@ def _selection(run: MeasureRun) -> str:
     return f"model on source validation images; {how}{of}"
 
 
-def _lock(path: Path) -> FileLock:
+def lock(path: Path) -> FileLock:
     """Return a lock that also goes with a process that is killed; two benchmarks may share a folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(path.with_name(f".{path.name}.lock"))
@@ -330,11 +335,25 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _write(path: Path, values: dict[str, Any]) -> None:
-    """Write JSON, all or nothing."""
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Write JSON, all or nothing; a number that is none, or without end, becomes null."""
+    write_text(path, json.dumps(_finite(values), allow_nan=False))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, all or nothing, whoever else may be writing it."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(values, file)
+        file.write(text)
         file.flush()
         os.fsync(handle)
+    Path(name).chmod(0o666 & ~umask())  # a temporary file is its owner's alone
     Path(name).replace(path)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -156,22 +156,32 @@ def groups_of(setting: Setting) -> tuple[tuple[str, ...], ...]:
 def _kept(spec: Spec, only: Collection[str]) -> Any:
     """Return a test of (setting, row): words that name columns limit those, words that name rows those.
 
-    A column also goes by its data set, a row also by its method and by what its source model is trained by.
+    A column also goes by its data set. A word that is no row's label names all rows whose source models are
+    trained so, or else all rows of a method.
     """
-    columns = {setting.name: {setting.name, setting.data} for setting in spec.settings}
-    rows = {row.label: {row.label, row.method or row.label, row.algorithm} for row in spec.rows}
-    of_columns, of_rows = ({word for name in names.values() for word in name} for names in (columns, rows))
-    known = of_columns | of_rows
+    columns = {name: {s.name for s in spec.settings if name in (s.name, s.data)} for name in only}
+    rows = {name: _rows_named(spec.rows, name) for name in only}
     for word in only:
-        if word not in known:
-            raise UnknownNameError("setting, data set, row, method or source training", word, known)
-    of_columns, of_rows = of_columns & set(only), of_rows & set(only)
+        if not columns[word] and not rows[word]:
+            known = {name for s in spec.settings for name in (s.name, s.data)}
+            known |= {name for row in spec.rows for name in (row.label, row.algorithm, row.method) if name}
+            raise UnknownNameError("setting, data set, row, source training or method", word, known)
+    of_columns, of_rows = (set().union(*named.values()) for named in (columns, rows))
 
     def keep(setting: Setting, row: Row) -> bool:
-        in_column = not of_columns or bool(columns[setting.name] & of_columns)
-        return in_column and (not of_rows or bool(rows[row.label] & of_rows))
+        return (not of_columns or setting.name in of_columns) and (not of_rows or row.label in of_rows)
 
     return keep
+
+
+def _rows_named(rows: Sequence[Row], word: str) -> set[str]:
+    """Return the labels of the rows that a word names."""
+    named: tuple[set[str], ...] = (
+        {row.label for row in rows if row.label == word},
+        {row.label for row in rows if row.method is not None and row.algorithm == word},
+        {row.label for row in rows if row.method == word},
+    )
+    return next(filter(None, named), set())
 
 
 def _real_setting(

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from vicinal.benchmarks.jobs import Place, choices_of
+from vicinal.benchmarks.jobs import Place, choices_of, lock, write_text
 from vicinal.benchmarks.plan import MeasureRun, Plan
 from vicinal.benchmarks.schedule import Failure, Job, Listen, Shift, make_tasks
 from vicinal.benchmarks.store import Store, benchmark_of
@@ -81,9 +81,9 @@ def run_plans(
     for plan, place in parts:
         write_index(plan, place.out)
         tasks += make_tasks(plan, place, Store(place.out).done())
-    if not tasks:
-        return []
     try:
+        if not tasks:
+            return []
         with _terminated_like_interrupted(), Crew(_work, devices[: len(tasks)], start) as crew:
             return Shift(crew, tasks, listen).run()
     finally:
@@ -127,26 +127,21 @@ def write_index(plan: Plan, out: Path) -> None:
             "targets": list(run.request.targets),
             "backbone": run.about["backbone"],
         }
-    _replace(path, json.dumps(index, indent=1, sort_keys=True) + "\n")
+    write_text(path, json.dumps(index, indent=1, sort_keys=True) + "\n")
     (out / ".gitignore").write_text("models/\n.*\n!.gitignore\n", encoding="utf-8")
 
 
 def write_choices(plan: Plan, place: Place) -> None:
     """Write what was tried before anything was chosen, a line each, beside what earlier plans tried."""
     path = place.out / CHOICES
-    before = map(json.loads, path.read_text(encoding="utf-8").splitlines()) if path.exists() else []
     found = {run.key: rows for run in plan.trainings if (rows := choices_of(run, place))}
-    rows = [row for row in before if row["model"] not in found]
-    rows += [row for key in sorted(found) for row in found[key]]
-    if rows:
-        _replace(path, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file, all or nothing."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    if not found:
+        return
+    with lock(path):
+        before = map(json.loads, path.read_text(encoding="utf-8").splitlines()) if path.exists() else []
+        rows = [row for row in before if row["model"] not in found]
+        rows += [row for key in sorted(found) for row in found[key]]
+        write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 @contextmanager

@@ -99,7 +99,7 @@ def reproduce_command(
     show: Annotated[bool, typer.Option("--list", help="Show every table there is.")] = False,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="A column, data set, row, method or training by its name; may be given again."),
+        typer.Option(help="A column, data set, row, source training or method; again: these too."),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="How many seeds, from 0 on; default: the spec's.")] = None,
     quick: Annotated[

@@ -167,10 +167,13 @@ def expectation(outcome: Outcome, board: Board) -> Expectation:
     named = bound if isinstance(bound, str) else as_given(bound, metric.decimals)
     where = expect.setting if expect.target is None else f"{expect.setting}, {expect.target}"
     what = f"{where}: {expect.row} {word} {named}"
-    if expect.tolerance:
+    if expect.tolerance > 0:
         what += f", give or take {expect.tolerance:g}"
+    if expect.tolerance < 0:
+        what += f" by more than {-expect.tolerance:g}"
     if outcome.met is None or outcome.value is None or outcome.bound is None:
-        return Expectation(None, what, "not measured")
+        both = outcome.value is not None and outcome.bound is not None
+        return Expectation(None, what, "no seed in common" if both else "not measured")
     value, level = (with_unit(number(n, metric.decimals), metric) for n in (outcome.value, outcome.bound))
     found = f"{value} here ({seeds_text(outcome.seeds)})"
     if isinstance(bound, str):

@@ -6,7 +6,7 @@ The table travels with the checkpoint, so that the choice can be checked.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -28,8 +28,6 @@ from vicinal.training.left_out import LeftOutStream, Lesson, play_all, predict_a
 from vicinal.training.loop import StoppedError
 from vicinal.training.progress import Progress, StopRequest
 from vicinal.types import Head
-
-NEAR = 0.02  # accuracy that may be given up for likelihood
 
 
 class Scores(NamedTuple):
@@ -89,25 +87,28 @@ def choose_rule(
         )
         tried.append((row, [played.lesson for played in plays]))
         progress.advance(1 + len(tried), {"accuracy": row.accuracy})
-    own = safest([row for row, _ in tried], config.tolerance)
+    own = safest([row for row, _ in tried], config.tolerance, config.near)
     lessons = next(seen for row, seen in tried if row is own)
     by_labels = _scores(streams, _cross_fitted(lessons, config, seed))
     labels = replace(own, predict="labels", **by_labels._asdict())
-    final = min(_level([own, labels], config.tolerance), key=lambda row: row.nll)
+    final = surest([own, labels], config.tolerance)
     predict_phi = fit_phi(lessons, config, seed)
     progress.advance(2 + len(tried), {"accuracy": final.accuracy})
     rows = [replace(row, chosen=row is final) for row in [*(row for row, _ in tried), labels]]
+    others: list[Row] = []
     for method, options in baselines:
         _heed(stop)
-        rows.append(_try_baseline(method, options, streams))
-        progress.advance(1 + len(rows), {"accuracy": rows[-1].accuracy})
-    return Chosen(anchor_phi, predict_phi, *_collect(rows, final, doubt))
+        others.append(_try_baseline(method, options, streams))
+        progress.advance(1 + len(rows) + len(others), {"accuracy": others[-1].accuracy})
+    others = _marked(others, config.near)
+    return Chosen(anchor_phi, predict_phi, _collect(final, doubt, others), [*rows, *others])
 
 
 def try_step_sizes(
     streams: Sequence[LeftOutStream],
     method: str,
     scales: Sequence[float],
+    near: float,
     kinds: Sequence[str] = (),
     given: Mapping[str, Any] | None = None,
 ) -> list[Row]:
@@ -119,7 +120,7 @@ def try_step_sizes(
     own = METHODS[method].defaults
     kinds = kinds or tuple(dict.fromkeys((own.statistics.kind, "stream")))
     grid = _grid((method,), kinds, [own.lr * scale for scale in scales], given or {})
-    return _marked([_try_baseline(name, settings, streams) for name, settings in grid])
+    return _marked([_try_baseline(name, settings, streams) for name, settings in grid], near)
 
 
 def _heed(stop: StopRequest | None) -> None:
@@ -127,24 +128,23 @@ def _heed(stop: StopRequest | None) -> None:
         raise StoppedError("stopped while choosing the rule; all models are on disk: go on with --resume")
 
 
-def safest(rows: Sequence[Row], tolerance: float) -> Row:
-    """Return, of the surest rules of each update that are level, the one whose update can go wrong least.
+def safest(rows: Sequence[Row], tolerance: float, near: float) -> Row:
+    """Return, of the updates that are level with the most accurate one, the surest rule of the safest.
 
     No update cannot drift; the anchor's shares and labels hold the model to the source; entropy alone is held
     by nothing. Shares before labels: on long streams they hold as well and are less in the way.
     """
-    kinds = dict.fromkeys(row.update for row in rows)
-    each = [surest([row for row in rows if row.update == kind]) for kind in kinds]
-    return min(_level(each, tolerance), key=lambda row: UPDATES.index(row.update))
+    update = min((row.update for row in _level(rows, tolerance)), key=UPDATES.index)
+    return surest([row for row in rows if row.update == update], near)
 
 
-def surest(rows: Sequence[Row]) -> Row:
+def surest(rows: Sequence[Row], near: float) -> Row:
     """Return, of the rules whose accuracy is near the best, the one of the lowest NLL; the first if level.
 
     A step that is too long makes mistakes that a model is sure of: on a short stream they cost likelihood
     before they cost accuracy, and a long one builds on them.
     """
-    return min(_level(rows, NEAR), key=lambda row: row.nll if math.isfinite(row.nll) else math.inf)
+    return min(_level(rows, near), key=lambda row: row.nll if math.isfinite(row.nll) else math.inf)
 
 
 def _level(rows: Sequence[Row], tolerance: float) -> list[Row]:
@@ -185,35 +185,23 @@ def _try_baseline(method: str, settings: Settings, streams: Sequence[LeftOutStre
     return _row(method, method, settings, _scores(streams, outputs))
 
 
-def _collect(
-    rows: Sequence[Row], final: Row, doubt: float | None
-) -> tuple[dict[str, dict[str, dict[str, Any]]], list[Row]]:
-    """Return the options of every method by kind of statistics, and the rows with each choice marked."""
-    rule = {name: getattr(final, name) for name in ("update", "lr", "from_rest", "predict")} | {
-        "doubt": doubt
-    }
-    marked = [
-        *(row for row in rows if row.method == "vnl"),
-        *_marked(row for row in rows if row.method != "vnl"),
-    ]
-    methods: dict[str, dict[str, dict[str, Any]]] = {"vnl": dict.fromkeys(KINDS, rule)}
-    for row in marked:
-        if row.chosen and row.method != "vnl":
+def _collect(final: Row, doubt: float | None, others: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the options of every method by kind of statistics: the rule of vnl, step sizes of others."""
+    rule = {"update": final.update, "lr": final.lr, "from_rest": final.from_rest, "predict": final.predict}
+    methods: dict[str, dict[str, dict[str, Any]]] = {"vnl": dict.fromkeys(KINDS, rule | {"doubt": doubt})}
+    for row in others:
+        if row.chosen:
             methods.setdefault(row.method, {})[row.statistics] = {"lr": row.lr}
-    return methods, marked
+    return methods
 
 
-def _marked(rows: Iterable[Row]) -> list[Row]:
+def _marked(rows: Sequence[Row], near: float) -> list[Row]:
     """Return the rows, the surest of each method and kind of statistics chosen."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.method, row.statistics), []).append(row)
-    return [
-        replace(row, chosen=row is best)
-        for group in groups.values()
-        for best in [surest(group)]
-        for row in group
-    ]
+    best = {key: surest(group, near) for key, group in groups.items()}
+    return [replace(row, chosen=row is best[row.method, row.statistics]) for row in rows]
 
 
 def _candidates(config: OutOfFoldConfig, doubt: float | None = None) -> list[VnlSettings]:

@@ -70,6 +70,9 @@ def for_pretrained(**options: Any) -> TrainConfig:
     return TrainConfig(**(paper | {"augment": Augment(), "validate_every": 100} | options))
 
 
+STARTS = (["False"], ["True"], ["False", "True"])
+
+
 @dataclass(frozen=True)
 class OutOfFoldConfig:
     """How phi is fitted on domains its models never saw, and how the rule of test time is chosen."""
@@ -93,7 +96,10 @@ class OutOfFoldConfig:
     updates: tuple[Update, ...] = ("none", "marginal")
     from_rest: tuple[bool, ...] = (False, True)  # ways for Adam's momentum to start that are tried
     heed_doubt: bool = True  # whether steps are shorter where the anchor doubts less than on these streams
-    tolerance: float = 0.005  # accuracies this close count as level: the safer rule is taken
+    tolerance: float = 0.005  # accuracies this close count as level: the safer update or predictor is taken
+    # Of step sizes and starts this close the one of the lowest NLL is taken, for baselines too: steps that
+    # are too long make a model sure of its mistakes first.
+    near: float = 0.02
     baselines: tuple[str, ...] = ("soft", "hard", "probabilistic")
 
     def __post_init__(self) -> None:
@@ -108,8 +114,11 @@ class OutOfFoldConfig:
         if self.leave_out < 0 or min(self.epochs, self.batch_size, self.rounds) < 1:
             needs = "leave_out >= 0, and epochs, batch_size and rounds >= 1"
             raise ConfigError(f"out-of-fold fitting needs {needs}")
-        if not self.step_sizes or not self.updates or not self.from_rest:
-            raise ConfigError("out-of-fold fitting needs a step size, an update and a start to try")
+        if not self.step_sizes or not self.updates:
+            raise ConfigError("out-of-fold fitting needs a step size and an update to try")
+        starts = self.from_rest
+        if not isinstance(starts, tuple) or sorted(map(repr, starts)) not in STARTS:
+            raise ConfigError(f"from_rest lists the starts to try, False, True or both, not {starts!r}")
 
 
 def lasting(config: TrainConfig) -> dict[str, Any]:
