@@ -70,8 +70,8 @@ class Settings:
     # steps average noise out, and a long stream then carries a model little further than a short one.
     horizon: float | None = None
     # Whether Adam's momentum starts from nothing. As it is, one gradient counts as if there had been many:
-    # the first steps are the longest, and a deep net can lose by them what the others gain. Episodes have no
-    # stream to gain momentum on and do not heed it.
+    # the first steps are the longest, and a deep net can lose by them what the others gain. With episodes all
+    # are first steps, from rest a tenth of lr.
     from_rest: bool = False
     num_samples: int = 10  # draws of w, or of one-hot labels
     augment: Augment | AugMix | None = None  # the update's view; labels and predictions use the clean one

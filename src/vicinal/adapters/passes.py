@@ -68,8 +68,7 @@ def take_step(adapter: Adapter) -> None:
     """
     assert adapter.optimizer is not None
     share = adapter.step_share()
-    # SGD corrects nothing.
-    if adapter.settings.from_rest and adapter.settings.optimizer == "adam" and not adapter.settings.episodic:
+    if adapter.settings.from_rest and adapter.settings.optimizer == "adam":  # SGD corrects nothing
         gained = _momentum_gained(adapter.optimizer)
         share = gained if share is None else share * gained
     if share is None:
