@@ -4,7 +4,6 @@ Each job leaves what it made on disk, whole or not at all, and finds out for its
 """
 
 import json
-import math
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -26,7 +25,7 @@ from vicinal.data.domains import Roles
 from vicinal.errors import DataError
 from vicinal.evaluation.example import Example, add_examples, examples_from
 from vicinal.evaluation.online import run_online
-from vicinal.evaluation.record import Record
+from vicinal.evaluation.record import Record, finite_or_none
 from vicinal.models.backbones import build_classifier, preprocessing_for
 from vicinal.training.choose import try_step_sizes
 from vicinal.training.progress import Relay, Silent, StopRequest
@@ -128,8 +127,12 @@ class ChooseJob:
     @property
     def name(self) -> str:
         """What tells the choice from others of one model."""
-        given = {name: repr(value) for name, value in self.given.items()}
-        return f"{self.method}-{key_of(given)}" if given else self.method
+        return f"{self.method}-{key_of(self._said)}" if self.given else self.method
+
+    @property
+    def _said(self) -> dict[str, str]:
+        """The options given, as a file can hold them."""
+        return {name: repr(value) for name, value in self.given.items()}
 
     @property
     def path(self) -> Path:
@@ -149,8 +152,7 @@ class ChooseJob:
         streams = desk.keep("streams", self.run.key, lambda: self._streams(ready, desk))
         scales, near = scales_of(self.run.request), ready.out_of_fold.near
         rows = try_step_sizes(streams, self.method, scales, near, (self.kind,), self.given)
-        given = {name: repr(value) for name, value in self.given.items()}
-        tried = [{**asdict(row), "given": given} for row in rows]
+        tried = [{**asdict(row), "given": self._said} for row in rows]
         with lock(self.path):
             write_json(self.path, {**_read(self.path), self.kind: tried})
 
@@ -337,7 +339,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """Write JSON, all or nothing; a number that is none, or without end, becomes null."""
-    write_text(path, json.dumps(_finite(values), allow_nan=False))
+    write_text(path, json.dumps(finite_or_none(values), allow_nan=False))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -349,11 +351,3 @@ def write_text(path: Path, text: str) -> None:
         os.fsync(handle)
     Path(name).chmod(0o666 & ~umask())  # a temporary file is its owner's alone
     Path(name).replace(path)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -56,7 +56,7 @@ class Record:
 
     def to_json(self) -> str:
         """Return one line of JSON with sorted keys; numbers that are not finite become null."""
-        return json.dumps(_finite_or_none(dataclasses.asdict(self)), sort_keys=True, allow_nan=False)
+        return json.dumps(finite_or_none(dataclasses.asdict(self)), sort_keys=True, allow_nan=False)
 
     @classmethod
     def from_json(cls, line: str) -> "Record":
@@ -136,14 +136,14 @@ def _content(path: Path) -> bytes:
         raise DataError(f"{path}: not a whole gzip file ({error}): pack the records again") from None
 
 
-def _finite_or_none(value: Any) -> Any:
+def finite_or_none(value: Any) -> Any:
     """Return the value with every float in it that is not finite replaced by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite_or_none(item) for key, item in value.items()}
+        return {key: finite_or_none(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite_or_none(item) for item in value]
+        return [finite_or_none(item) for item in value]
     return value
 
 

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -16,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from vicinal.evaluation.record import finite_or_none
 from vicinal.report.export import Cell, Row, Table
 from vicinal.report.layout import Change, Printed, Style, legend, printed_columns
 from vicinal.report.printed import MINUS
@@ -196,15 +196,7 @@ def as_json(table: Table) -> str:
         names = dict(zip(table.headings, row.names, strict=True))
         rows.append({"label": row.label, "names": names, "cells": list(_filled_cells(table, row))})
     whole = {"title": table.title, "baseline": table.baseline, "legend": legend(table), "rows": rows}
-    return json.dumps(_finite(whole), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+    return json.dumps(finite_or_none(whole), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 TEXTS: dict[str, Callable[[Table], str]] = {
