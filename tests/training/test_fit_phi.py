@@ -29,17 +29,19 @@ def turned(rows: Tensor, angle: float, generator: torch.Generator) -> Tensor:
     return rows @ basis @ turn @ basis.T
 
 
-def make_lesson(seed: int, steps: int = STEPS, angle: float = 1.2, shift: float = 1.5) -> Lesson:
+def make_lesson(
+    seed: int, steps: int = STEPS, angle: float = 1.2, shift: float = 1.5, classes: int = CLASSES
+) -> Lesson:
     """Return a stream whose class means are the classifier's rows turned in several planes and shifted."""
     generator = torch.Generator().manual_seed(seed)
-    rows = 2 * F.normalize(torch.randn(CLASSES, WIDTH, generator=generator), dim=-1)
+    rows = 2 * F.normalize(torch.randn(classes, WIDTH, generator=generator), dim=-1)
     means = rows
     for _ in range(3):
         means = turned(means, angle, generator)
     means = means + shift * F.normalize(torch.randn(WIDTH, generator=generator), dim=-1)
-    y = torch.randint(CLASSES, (steps, BATCH), generator=generator)
+    y = torch.randint(classes, (steps, BATCH), generator=generator)
     z = means[y] + 0.3 * torch.randn(steps, BATCH, WIDTH, generator=generator)
-    head = Head(rows.expand(steps, -1, -1), torch.zeros(steps, CLASSES))
+    head = Head(rows.expand(steps, -1, -1), torch.zeros(steps, classes))
     return Lesson(z, z @ rows.T, head, y)
 
 
@@ -112,6 +114,29 @@ def test_what_was_learned_serves_streams_and_classifiers_it_never_saw() -> None:
     by_labels = sum(accuracy(label_lesson(phi, lesson), lesson) for lesson in others)
     assert by_labels > own + 0.15 * len(others)
     assert loss_of(phi, others) < 0.5 * loss_of(start, others)
+
+
+def test_lessons_of_several_shapes_are_fitted_together() -> None:
+    wide = [make_lesson(seed, classes=4) for seed in range(20, 24)]  # whose numbers a class differ
+    config = replace(CONFIG, epochs=40)
+    both, few = fit_phi([*LESSONS[:4], *wide], config, 0), fit_phi(LESSONS[:4], config, 0)
+    assert loss_of(both, wide) < loss_of(few, wide)
+    assert loss_of(both, LESSONS[:4]) < 0.8 * loss_of(StreamInferenceNet(reference_batch=BATCH), LESSONS[:4])
+    numbers = torch.cat([evidence_of(LESSONS[:4], CONFIG.decay), evidence_of(wide, CONFIG.decay)])
+    torch.testing.assert_close(both.location, numbers.mean(0), rtol=1e-4, atol=1e-4)
+
+
+def test_features_that_are_always_zero_change_nothing_but_the_shape() -> None:
+    config = replace(CONFIG, epochs=5, num_samples=0)  # the spread of w is over all features, zero or not
+    lessons = [make_lesson(0), make_lesson(1, steps=3), make_lesson(2, steps=7)]
+    wider = F.pad(lessons[1].z, (0, 2)), F.pad(lessons[1].head.weight, (0, 2))
+    padded = replace(lessons[1], z=wider[0], head=Head(wider[1], lessons[1].head.bias))
+    alike, apart = (fit_phi([lessons[0], one, lessons[2]], config, 0) for one in (lessons[1], padded))
+    for lesson in LESSONS:  # parameters that hardly matter follow the rounding of their gradients
+        found, expected = label_lesson(apart, lesson), label_lesson(alike, lesson)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    shorter = fit_phi([lessons[0], lessons[2]], config, 0)
+    assert (label_lesson(shorter, LESSONS[0]) - label_lesson(alike, LESSONS[0])).abs().max() > 1e-2
 
 
 def test_more_epochs_fit_better() -> None:

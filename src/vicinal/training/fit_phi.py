@@ -1,6 +1,7 @@
 """Fitting the out-of-fold phi: cross-entropy of its labels on lessons from left-out domains."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,8 +16,18 @@ from vicinal.training.left_out import Lesson
 from vicinal.types import GaussianW, Head, StreamMemory
 
 
+@dataclass
+class Course:
+    """Lessons of one shape as one, the labels of its last epoch, and the memories that they make."""
+
+    whole: Lesson
+    lengths: list[int]  # steps of each lesson
+    y: Tensor
+    memory: StreamMemory  # before every step
+
+
 def fit_phi(lessons: Sequence[Lesson], config: OutOfFoldConfig, seed: int) -> StreamInferenceNet:
-    """Return a phi fitted on all steps of all lessons at once.
+    """Return a phi fitted on all steps of all lessons at once, whatever their models' shapes.
 
     The memory of each step is a function of the labels of the steps before; they are taken from the last
     epoch, so that an epoch is one pass and nothing is unrolled through time.
@@ -27,24 +38,40 @@ def fit_phi(lessons: Sequence[Lesson], config: OutOfFoldConfig, seed: int) -> St
         phi = StreamInferenceNet(config.hidden, config.rounds, config.decay, config.batch_size).to(
             generator.device
         )
-    whole, lengths = concatenate(lessons), [len(lesson.z) for lesson in lessons]
-    y = whole.logits.softmax(-1)
-    memory = memories(whole.z, y, lengths, phi.decay)
-    _set_scale(phi, whole, memory, y)
+    courses = _courses(lessons, phi.decay)
+    steps = sum(len(lesson.z) for lesson in lessons)
+    _set_scale(phi, courses)
     optimizer = torch.optim.Adam(phi.parameters(), lr=config.fit_lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.epochs)
     for _ in range(config.epochs):
-        w, _ = phi(whole.z, whole.logits, whole.head, memory)
-        loss = variational_loss(phi, whole, memory, w, config, generator)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        for course in courses:
+            whole = course.whole
+            w, _ = phi(whole.z, whole.logits, whole.head, course.memory)
+            loss = variational_loss(phi, whole, course.memory, w, config, generator)
+            (len(whole.z) / steps * loss).backward()  # type: ignore[no-untyped-call]
+            _remember(course, neighbor_labels(whole.z, w, 0).detach(), phi.decay)
         optimizer.step()
         schedule.step()
-        with torch.no_grad():
-            y = neighbor_labels(whole.z, w, 0)
-            memory = memories(whole.z, y, lengths, phi.decay)
-    _set_range(phi, whole, memory, y)
+    _set_range(phi, courses)
     return phi.eval()
+
+
+def _courses(lessons: Sequence[Lesson], decay: float) -> list[Course]:
+    """Return the lessons by the shape of their batches, classes and features."""
+    shapes: dict[tuple[torch.Size, torch.Size], list[Lesson]] = {}
+    for lesson in lessons:
+        shapes.setdefault((lesson.z.shape[1:], lesson.logits.shape[1:]), []).append(lesson)
+    made = []
+    for alike in shapes.values():
+        whole, lengths = concatenate(alike), [len(lesson.z) for lesson in alike]
+        y = whole.logits.softmax(-1)
+        made.append(Course(whole, lengths, y, memories(whole.z, y, lengths, decay)))
+    return made
+
+
+def _remember(course: Course, y: Tensor, decay: float) -> None:
+    course.y, course.memory = y, memories(course.whole.z, y, course.lengths, decay)
 
 
 def variational_loss(
@@ -113,21 +140,24 @@ def _scan(new: StreamMemory, decay: float) -> StreamMemory:
     )
 
 
-def _evidence(phi: StreamInferenceNet, lesson: Lesson, memory: StreamMemory, y: Tensor) -> Tensor:
+def _evidence(phi: StreamInferenceNet, courses: Sequence[Course]) -> Tensor:
     """Return what phi would read at every step, a row for each step and class."""
-    seen = phi.step_memory(memory, lesson.z, y)
-    return evidence(seen, centres(seen), source_rows(lesson.head)).flatten(0, -2)
+    found = []
+    for course in courses:
+        seen = phi.step_memory(course.memory, course.whole.z, course.y)
+        found.append(evidence(seen, centres(seen), source_rows(course.whole.head)).flatten(0, -2))
+    return torch.cat(found)
 
 
 @torch.no_grad()
-def _set_scale(phi: StreamInferenceNet, lesson: Lesson, memory: StreamMemory, y: Tensor) -> None:
-    numbers = _evidence(phi, lesson, memory, y)
+def _set_scale(phi: StreamInferenceNet, courses: Sequence[Course]) -> None:
+    numbers = _evidence(phi, courses)
     phi.location.copy_(numbers.mean(0))
     phi.scale.copy_(numbers.std(0) + 1e-3)
 
 
 @torch.no_grad()
-def _set_range(phi: StreamInferenceNet, lesson: Lesson, memory: StreamMemory, y: Tensor) -> None:
-    numbers = _evidence(phi, lesson, memory, y)
+def _set_range(phi: StreamInferenceNet, courses: Sequence[Course]) -> None:
+    numbers = _evidence(phi, courses)
     phi.low.copy_(numbers.amin(0))
     phi.high.copy_(numbers.amax(0))
