@@ -442,11 +442,12 @@ def test_a_model_without_an_out_of_fold_phi_is_refused_only_where_it_is_needed(
 ) -> None:
     source = make_source()
     setattr(source, missing, None)
-    asking = {"predict_phi": {}, "anchor_phi": {"update": "anchored"}}
+    asking = {"predict_phi": {"predict": "labels"}, "anchor_phi": {"update": "anchored"}}
     with pytest.raises(AdapterError, match="out-of-fold"):
         vnl(source, **asking[missing])
-    spared = {"predict": "own"} if missing == "predict_phi" else {}
-    assert vnl(source, **spared)(images(4)).isfinite().all()
+    adapter = vnl(source)
+    assert adapter.settings.predict == ("own" if missing == "predict_phi" else "labels")
+    assert adapter(images(4)).isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -466,16 +467,17 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
         VnlSettings(**wrong)
 
 
-def test_any_classifier_is_adapted_without_training_where_its_own_output_predicts(images: Any) -> None:
+def test_any_classifier_is_adapted_without_training_its_own_output_predicts(images: Any) -> None:
     torch.manual_seed(0)
     net = torch.nn.Sequential(
         torch.nn.Conv2d(3, 6, 3), torch.nn.BatchNorm2d(6), torch.nn.Flatten(), torch.nn.LazyLinear(4)
     ).double()
     net(images(2))
     before = [value.clone() for value in net.parameters()]
-    adapter = adapt(net, "vnl", predict="own")
+    adapter = adapt(net, "vnl")
+    assert adapter.settings.predict == "own"
     assert adapter(images(6)).isfinite().all()
     pairs = zip(before, adapter.model.parameters(), strict=True)
     assert any((a - b).abs().max() > 0 for a, b in pairs)
-    with pytest.raises(AdapterError, match=r"needs a model trained by vicinal \(.*none with predict='own'\)"):
-        adapt(net, "vnl")
+    with pytest.raises(AdapterError, match=r"needs a model trained by vicinal \(.*its own output predicts\)"):
+        adapt(net, "vnl", predict="labels")

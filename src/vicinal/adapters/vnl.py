@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -74,6 +74,10 @@ class VnlSettings(Settings):
         if self.doubt is not None and not (number and 0 <= self.doubt <= 1):
             raise ConfigError(f"doubt is a number from 0 to 1, or None; not {self.doubt!r}")
 
+    def without(self, source: Trained) -> dict[str, Any]:
+        """Return that own output predicts where there is no phi to give labels."""
+        return {"predict": "own"} if source.predict_phi is None and self.update != "none" else {}
+
 
 @register(
     "vnl",
@@ -81,7 +85,7 @@ class VnlSettings(Settings):
     Traits(
         paper="vicinal, after Ambekar et al. 2024",
         updates="all parameters, if left-out domains say so",
-        training="phi and the rule on left-out domains; none with predict='own'",
+        training="phi and the rule on left-out domains; none where its own output predicts",
         passes="3 forward, 1 backward",
     ),
 )
@@ -94,8 +98,9 @@ class Vnl(Adapter):
     CE(y_anchor, p), y_anchor the anchor's neighbor labels. Steps of lr / (1 + seen / horizon) after so many
     images, times min(1, u / doubt), u how much the anchor doubts its predictions of the stream, `doubt` how
     much left-out models did on the streams on which lr was chosen. Whether it updates at all, the step size,
-    whether Adam's momentum starts from rest, and whether own output or labels predict were chosen there too.
-    Prediction after the update.
+    whether Adam's momentum starts from rest, and whether own output or labels predict were chosen there too;
+    a model without left-out models takes the defaults and predicts by its own output. Prediction after the
+    update.
     """
 
     steady = True

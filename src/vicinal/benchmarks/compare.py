@@ -112,11 +112,12 @@ def _count(adapter: Adapter) -> int:
 
 def _protocol(trained: Trained, spec: StreamSpec) -> dict[str, Any]:
     alpha = {"alpha": spec.alpha} if spec.kind == "label_shift" else {}
+    chosen = "rule and step sizes on left-out source domains" if trained.choice else "the methods' defaults"
     return {
         "training": trained.config,
         "provenance": trained.provenance,
         "trained_as": trained.algorithm,
         "prediction": "after the update, on the batch that made it",
-        "selection": "source validation; rule and step sizes on left-out source domains",
+        "selection": f"source validation; {chosen}",
         **alpha,
     }

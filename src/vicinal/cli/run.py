@@ -135,7 +135,7 @@ def train(
         bool, typer.Option("--compile", help="Compile the net: a minute to start, faster steps.")
     ] = False,
     no_out_of_fold: Annotated[
-        bool, typer.Option("--no-out-of-fold", help="Skip left-out models: no vnl.")
+        bool, typer.Option("--no-out-of-fold", help="Skip left-out models: vnl by its defaults.")
     ] = False,
     leave_out: Annotated[int, typer.Option(help="Domains a left-out model goes without; 0: decide.")] = 0,
     marginal: Annotated[
