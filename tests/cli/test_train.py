@@ -40,6 +40,18 @@ def test_train_evaluate_adapt_on_an_own_folder(vicinal: Any, domains: Path, tmp_
     assert len((tmp_path / "adapted" / "predictions.csv").read_text().splitlines()) == 21
 
 
+def test_without_left_out_models_vnl_runs_by_its_defaults(
+    vicinal: Any, domains: Path, tmp_path: Path
+) -> None:
+    assert vicinal("train", domains, *BARE, "--algorithm", "erm", "--out", "run").code == 0
+    ran = vicinal("evaluate", "run", "--device", "cpu")
+    assert ran.code == 0, ran.err
+    *_, vnl = read_records(tmp_path / "run" / "records.jsonl")
+    assert (vnl.method, vnl.predict) == ("vnl", "own")
+    assert vnl.protocol["selection"] == "source validation; the methods' defaults"
+    assert vicinal("adapt", "run", domains / "light", "--device", "cpu").code == 0
+
+
 def test_bad_images_are_counted_listed_and_left_out(vicinal: Any, domains: Path, tmp_path: Path) -> None:
     (domains / "dark" / "left" / "3.png").write_bytes(b"text")
     ran = vicinal("train", domains, *BARE, "--skip-bad", "--out", "run")

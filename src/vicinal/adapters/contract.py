@@ -103,8 +103,8 @@ class Settings:
         if self.horizon is not None and not 0 < self.horizon < math.inf:
             raise ConfigError(f"a horizon is a number of images above 0, or None; not {self.horizon!r}")
 
-    def without(self, source: Trained) -> dict[str, Any]:
-        """Return what else holds for a model that lacks something the defaults take for granted."""
+    def fallbacks(self, source: Trained) -> dict[str, Any]:
+        """Return options for a model that lacks what the defaults take for granted."""
         return {}
 
 
@@ -392,7 +392,7 @@ def adapt(
     by_kind = chosen.get(kind.kind if isinstance(kind, StatisticsConfig) else kind, {})
     if "lr" in options:
         by_kind = {name: value for name, value in by_kind.items() if name not in entry.defaults.known_of_lr}
-    settings = configure(entry.defaults, {**entry.defaults.without(trained), **by_kind, **options})
+    settings = configure(entry.defaults, {**entry.defaults.fallbacks(trained), **by_kind, **options})
     try:
         with torch.inference_mode(False):  # tensors made in that mode could never be updated
             return entry.build(trained, settings, inplace)

@@ -74,7 +74,7 @@ class VnlSettings(Settings):
         if self.doubt is not None and not (number and 0 <= self.doubt <= 1):
             raise ConfigError(f"doubt is a number from 0 to 1, or None; not {self.doubt!r}")
 
-    def without(self, source: Trained) -> dict[str, Any]:
+    def fallbacks(self, source: Trained) -> dict[str, Any]:
         """Return that own output predicts where there is no phi to give labels."""
         return {"predict": "own"} if source.predict_phi is None and self.update != "none" else {}
 
