@@ -16,7 +16,7 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -28,14 +28,13 @@ import vicinal.adapters  # noqa: F401  fills the registry
 from vicinal.adapters.vnl import Vnl, VnlSettings
 from vicinal.benchmarks.prepare import roles_for
 from vicinal.checkpoint import Trained, load
-from vicinal.data.domains import Roles
-from vicinal.data.streams import Stream, label_shift_order, online_order
+from vicinal.data.domains import LabelledImages, Roles
 from vicinal.evaluation.metrics import accuracy, ece, nll
 from vicinal.models.inference import StreamInferenceNet
 from vicinal.training.choose import label_lesson
 from vicinal.training.config import OutOfFoldConfig
 from vicinal.training.fit_phi import fit_phi
-from vicinal.training.left_out import Fold, LeftOutStream, Lesson, left_out_streams, play_all
+from vicinal.training.left_out import Fold, LeftOutStream, Lesson, left_out_streams, play_all, streams_of
 from vicinal.versions import versions
 
 CONFIG = OutOfFoldConfig(stream_images=400, marginals=(1.0, 0.5))
@@ -90,19 +89,13 @@ def folds_of(run: Path, roles: Roles) -> list[Fold]:
 
 
 def target_streams(trained: Trained, roles: Roles) -> list[LeftOutStream]:
-    """Return the streams of a run's targets; labels order what is shown of a drawn marginal, and score."""
+    """Return the streams of a run's targets; labels say what is shown of a drawn marginal, and score."""
     made = []
     for target in roles.targets:
-        labels = roles.answers[target.name]
-        orders = {"natural": online_order(len(labels), SEED)}
-        orders |= {
-            f"Dirichlet {alpha:g}": label_shift_order(labels, alpha, SEED) for alpha in CONFIG.marginals
-        }
-        for kind, order in orders.items():
-            order = order[: min(len(order), CONFIG.stream_images or len(order))]
-            kept = order[: len(order) // CONFIG.batch_size * CONFIG.batch_size]
-            stream = Stream("online", target.images, kept, CONFIG.batch_size)
-            made.append(LeftOutStream(f"{target.name}, {kind}", trained, stream, labels[kept]))
+        whole = LabelledImages(target.images, roles.answers[target.name])
+        for stream in streams_of(trained, target.name, whole, CONFIG, SEED):
+            kind = stream.name.removeprefix(target.name).strip() or "natural"
+            made.append(replace(stream, name=f"{target.name}, {kind}"))
     return made
 
 
@@ -162,6 +155,9 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=None)
     parser.add_argument("--out", type=Path, default=Path("results/shared-phi"))
     args = parser.parse_args()
+    for run in args.runs:
+        if not (run / "left_out").is_dir():
+            parser.error(f"{run} has no left-out models to learn from: a run to be measured goes to --test")
     pupils = []
     for run in [*args.runs, *args.test]:
         pupils.append(pupil(run, args.data_dir, run in args.runs))

@@ -60,24 +60,27 @@ def left_out_streams(every: Sequence[Fold], config: OutOfFoldConfig, seed: int) 
         stream
         for fold in every
         for position, source in enumerate(fold.left_out)
-        for stream in _streams_of(fold.trained, source, config, seed + position)
+        for stream in streams_of(fold.trained, source.name, _whole(source), config, seed + position)
         if len(stream.stream.order) >= config.batch_size  # a drawn marginal may leave less than one batch
     ]
 
 
-def _streams_of(
-    trained: Trained, source: SourceDomain, config: OutOfFoldConfig, seed: int
-) -> list[LeftOutStream]:
+def _whole(source: SourceDomain) -> LabelledImages:
     images = joined([source.train.images, source.val.images])
-    labels = torch.cat([source.train.labels, source.val.labels])
-    whole = LabelledImages(images, labels)
+    return LabelledImages(images, torch.cat([source.train.labels, source.val.labels]))
+
+
+def streams_of(
+    trained: Trained, domain: str, whole: LabelledImages, config: OutOfFoldConfig, seed: int
+) -> list[LeftOutStream]:
+    """Return a domain in natural order, named after it, with drawn marginals, and hardened."""
     natural = online_order(len(whole), seed)
-    made = [_stream(f"{source.name}", trained, whole, natural, config)]
+    made = [_stream(domain, trained, whole, natural, config)]
     for alpha in config.marginals:
-        order = label_shift_order(labels, alpha, seed)
-        made.append(_stream(f"{source.name} Dirichlet {alpha:g}", trained, whole, order, config))
+        order = label_shift_order(whole.labels, alpha, seed)
+        made.append(_stream(f"{domain} Dirichlet {alpha:g}", trained, whole, order, config))
     for name in config.hardenings:
-        plain = _stream(f"{source.name} {name}", trained, whole, natural, config)
+        plain = _stream(f"{domain} {name}", trained, whole, natural, config)
         made.append(_hardened(plain, name))
     return made
 
