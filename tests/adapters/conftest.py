@@ -247,12 +247,14 @@ NORM_DRIVER = """
 extern "C" void body_norm_parts(void** told) { norm_parts(F(0), I(1), I(2), I(3), I(4), F(5)); }
 extern "C" void body_norm_forward(void** told) {
     norm_forward(F(0), F(1), F(2), F(3), F(4), F(5), F(6), F(7), F(8), F(9), I(10), I(11), I(12), I(13),
-                 I(14), F(15), F(16), F(17), F(18), F(19));
+                 I(14), I(15), F(16), F(17), F(18), F(19), F(20));
 }
-extern "C" void body_norm_sums(void** told) { norm_sums(F(0), F(1), F(2), I(3), I(4), I(5), I(6), F(7)); }
+extern "C" void body_norm_sums(void** told) {
+    norm_sums(F(0), F(1), F(2), F(3), F(4), F(5), F(6), F(7), I(8), I(9), I(10), I(11), I(12), F(13));
+}
 extern "C" void body_norm_backward(void** told) {
-    norm_backward(F(0), F(1), F(2), F(3), F(4), F(5), F(6), F(7), F(8), I(9), I(10), I(11), I(12), I(13),
-                  F(14), F(15), F(16));
+    norm_backward(F(0), F(1), F(2), F(3), F(4), F(5), F(6), F(7), F(8), F(9), I(10), I(11), I(12), I(13),
+                  I(14), I(15), F(16), F(17), F(18));
 }
 struct Job { void (*body)(void**); void** told; int number, tiles, blocks; };
 static void* work(void* given) {

@@ -58,7 +58,10 @@ def residual(device: str = "cpu") -> Classifier:
     """A net with shortcuts, and activations that overwrite what the layers put out."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        features = timm.create_model("resnet10t", num_classes=0)
+        features = timm.create_model("resnet10t", num_classes=0, zero_init_last=False)
+        for layer in features.modules():
+            if isinstance(layer, nn.BatchNorm2d):  # else nothing would be cut off before a sum
+                nn.init.normal_(layer.weight, 1, 0.3), nn.init.normal_(layer.bias, 0, 0.3)
         return Classifier(features, 512, 4, [0.5] * 3, [0.25] * 3).eval().to(device)
 
 
@@ -113,7 +116,7 @@ def test_steps_are_those_of_the_layers_as_written(
 
 
 @pytest.mark.parametrize("built", [LARGE_BLOCKS], indirect=True, ids=str)
-def test_activations_may_overwrite_what_the_kernels_put_out(
+def test_activations_that_overwrite_are_done_along_with_their_layer(
     started: list[str], make_source: Any, images: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained, batches = (
@@ -121,8 +124,18 @@ def test_activations_may_overwrite_what_the_kernels_put_out(
         [images(4, seed, side=32).float() for seed in range(2)],
     )
     layers = sum(type(layer) is nn.BatchNorm2d for layer in trained.model.modules())
+    rectified: list[bool] = []
+    forward = norm_kernels.forward
+
+    def noted(kernels: Any, x: Tensor, given: norm_kernels.Given) -> norm_kernels.Done:
+        rectified.append(given.rectify)
+        return forward(kernels, x, given)
+
+    monkeypatch.setattr(norm_kernels, "forward", noted)
     fused = told_by(trained, batches, "soft", statistics="stream")
     assert len(started) == 6 * layers * len(batches)
+    # Three ReLUs follow the layers of the stem, one the first layer of each block; the others a sum.
+    assert [sum(rectified[i : i + layers]) for i in range(0, 4 * layers, layers)] == [0, 7, 7, 7]
     monkeypatch.setattr(fused_norm, "_kernels_for", lambda *_: None)
     for one, other in zip(fused, told_by(trained, batches, "soft", statistics="stream"), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)

@@ -65,21 +65,30 @@ class Ran:
     """One layer, one pass; gradients where it updates."""
 
     def __init__(
-        self, layer: nn.BatchNorm2d, x: Tensor, average: Moments, before: Moments | None, updates: bool
+        self,
+        layer: nn.BatchNorm2d,
+        x: Tensor,
+        average: Moments,
+        before: Moments | None,
+        updates: bool,
+        rectify: bool = False,
     ) -> None:
         share = torch.tensor(0.3, dtype=x.dtype, device=x.device)
         self.fused = False
 
         def values(_: int, x: Tensor) -> Any:
             if updates:
-                given, self.batch = renormalizing(layer, x, average, share)
+                given, self.batch = renormalizing(layer, x, average, share, rectify=rectify)
             else:
-                given, self.batch, self.average = on_average(layer, x, average, share, before)
+                told = on_average(layer, x, average, share, before, rectify=rectify)
+                given, self.batch, self.average = told
             self.fused = isinstance(given, Tensor)
             return given
 
         with torch.set_grad_enabled(updates), running([layer], values, on_batch=updates):
             self.y: Tensor = layer(x)
+            if rectify and not self.fused:
+                self.y = self.y.relu()
 
     def gradients(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         dy = drawn(*self.y.shape, seed=9).to(self.y)  # not channels last
@@ -87,7 +96,12 @@ class Ran:
 
 
 def compare(
-    shape: tuple[int, ...], around: float, close: Any, device: str = "cpu", follow: bool = False
+    shape: tuple[int, ...],
+    around: float,
+    close: Any,
+    device: str = "cpu",
+    follow: bool = False,
+    rectify: bool = False,
 ) -> None:
     """Check both passes and all gradients against the layer as written, in double precision."""
     channels = shape[1]
@@ -98,9 +112,9 @@ def compare(
     for updates in (False, True):
         inputs, inputs_exact = (x.clone(), x_exact.clone()) if updates else (x, x_exact)
         inputs.requires_grad_(updates), inputs_exact.requires_grad_(updates)
-        found = Ran(layer, inputs, to(average, device), to(before, device), updates)
+        found = Ran(layer, inputs, to(average, device), to(before, device), updates, rectify)
         told = (to(average, x_exact), to(before, x_exact))
-        wanted = Ran(exact, inputs_exact, *told, updates)
+        wanted = Ran(exact, inputs_exact, *told, updates, rectify)
         assert (found.fused, wanted.fused) == (True, False)
         check = partial(torch.testing.assert_close, check_dtype=False, **close)
         check(found.y, wanted.y)
@@ -116,20 +130,27 @@ def compare(
             check(one, other, atol=close["atol"] * max(1.0, float(other.abs().max())))
 
 
+@pytest.mark.parametrize("rectify", [True, False])
 @pytest.mark.parametrize("follow", [True, False])
 @pytest.mark.parametrize(("around", "close"), [near_zero, far_off])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_kernels_compute_the_formulas(
-    started: list[str], filled: None, shape: tuple[int, ...], around: float, close: Any, follow: bool
+    started: list[str],
+    filled: None,
+    shape: tuple[int, ...],
+    around: float,
+    close: Any,
+    follow: bool,
+    rectify: bool,
 ) -> None:
     for _ in range(2):  # nothing is left behind
-        compare(shape, around, close, follow=follow)
+        compare(shape, around, close, follow=follow, rectify=rectify)
     assert started == 2 * [*NAMES[:2], *NAMES]
 
 
 @pytest.mark.parametrize("built", [(THREADS, LANES, LEAST_ROWS)], indirect=True, ids=str)
 def test_blocks_of_the_size_that_a_gpu_runs(started: list[str], filled: None) -> None:
-    compare((5, 37, 16, 16), *far_off, follow=True)
+    compare((5, 37, 16, 16), *far_off, follow=True, rectify=True)
 
 
 def test_one_value_a_channel_is_predicted(started: list[str], filled: None) -> None:
@@ -155,11 +176,14 @@ def test_variances_of_outliers_and_of_constants(started: list[str]) -> None:
     assert torch.equal(found.batch.variance, torch.zeros(4))
 
 
+@pytest.mark.parametrize("rectify", [True, False])
 @pytest.mark.parametrize("place", [(0, 0), (5, 3)])
-def test_a_nan_stays_one_and_in_its_channel(started: list[str], place: tuple[int, int]) -> None:
+def test_a_nan_stays_one_and_in_its_channel(
+    started: list[str], place: tuple[int, int], rectify: bool
+) -> None:
     x = drawn(6, 4, 5, 5, seed=3).contiguous(memory_format=torch.channels_last)
     x[place[0], 1, place[1], 0] = float("nan")
-    found = Ran(batch_norm(4), x, some_moments(4, 3), None, updates=False)
+    found = Ran(batch_norm(4), x, some_moments(4, 3), None, updates=False, rectify=rectify)
     spoiled = [bool(found.y[:, c].isnan().all()) for c in range(4)]
     assert spoiled == [False, True, False, False]
     assert [bool(v) for v in found.average.variance.isnan()] == spoiled
@@ -256,13 +280,14 @@ def test_every_row_is_in_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @gpu
+@pytest.mark.parametrize("rectify", [True, False])
 @pytest.mark.parametrize("follow", [True, False])
 @pytest.mark.parametrize(("around", "close"), [near_zero, far_off])
 @pytest.mark.parametrize("shape", [*SHAPES, (20, 64, 56, 56), (3, 2048, 7, 7)], ids=str)
-def test_on_a_gpu(shape: tuple[int, ...], around: float, close: Any, follow: bool) -> None:
+def test_on_a_gpu(shape: tuple[int, ...], around: float, close: Any, follow: bool, rectify: bool) -> None:
     assert norm_kernels.kernels_of(torch.cuda.current_device()) is not None
     for _ in range(3):
-        compare(shape, around, close, "cuda", follow)
+        compare(shape, around, close, "cuda", follow, rectify)
 
 
 @gpu

@@ -21,16 +21,23 @@ from vicinal.kernels import suited
 
 
 def on_average(
-    layer: _BatchNorm, x: Tensor, average: Moments, share: Tensor, before: Moments | None = None
+    layer: _BatchNorm,
+    x: Tensor,
+    average: Moments,
+    share: Tensor,
+    before: Moments | None = None,
+    *,
+    rectify: bool = False,
 ) -> tuple[Lent | Tensor, Moments, Moments]:
     """Return what makes a layer run on the average with the batch in it; the batch's moments; that average.
 
-    To the gradient the average is a constant. See `averaged`.
+    To the gradient the average is a constant. See `averaged`. An output in its place, and only that, is
+    rectified where that is asked for.
     """
     # The kernels' gradient would be that of batch statistics.
     kernels = None if torch.is_grad_enabled() else _kernels_for(layer, x, *average, share, *(before or ()))
     if kernels is not None:
-        given = Given(layer.weight, layer.bias, layer.eps, average, share, before)
+        given = Given(layer.weight, layer.bias, layer.eps, average, share, before, rectify)
         return norm_kernels.forward(kernels, x, given)
     batch = moments_of(x)
     new = averaged(average, batch, share, before)
@@ -38,18 +45,19 @@ def on_average(
 
 
 def renormalizing(
-    layer: _BatchNorm, x: Tensor, average: Moments, share: Tensor
+    layer: _BatchNorm, x: Tensor, average: Moments, share: Tensor, *, rectify: bool = False
 ) -> tuple[Lent | Tensor, Moments]:
     """Return what makes a layer run as on that average; the batch's moments.
 
-    The gradient is that of batch statistics. See `renormalization_to`.
+    The gradient is that of batch statistics. See `renormalization_to`. As with `on_average` an output in its
+    place may be rectified.
     """
     kernels = _kernels_for(layer, x, *average, share)
     if kernels is not None:
-        given = Given(layer.weight, layer.bias, layer.eps, average, share)
+        given = Given(layer.weight, layer.bias, layer.eps, average, share, rectify=rectify)
         with torch.no_grad():
             done = norm_kernels.forward(kernels, x, given)
-        return _Renormalized.apply(x, layer.weight, layer.bias, layer.eps, kernels, done), done.batch
+        return _Renormalized.apply(x, layer.weight, layer.bias, kernels, given, done), done.batch
     batch = moments_of(x)
     return renormalized(layer, *renormalization_to(average, batch, share, layer.eps)), batch
 
@@ -59,17 +67,18 @@ class _Renormalized(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, kernels: Kernels, done: Done
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, kernels: Kernels, given: Given, done: Done
     ) -> Tensor:
-        ctx.save_for_backward(x, weight, *done.batch, *done.average)
-        ctx.eps, ctx.kernels = eps, kernels
+        ctx.save_for_backward(x, weight, bias, *done.batch, *done.average)
+        ctx.kernels, ctx.eps, ctx.rectified = kernels, given.eps, given.rectify
         return done.y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, *moments = ctx.saved_tensors
-        held = Held(x, weight, ctx.eps, Moments(*moments[:2]), Moments(*moments[2:]))
+        x, weight, bias, *moments = ctx.saved_tensors
+        batch, average = Moments(*moments[:2]), Moments(*moments[2:])
+        held = Held(x, weight, bias, ctx.eps, batch, average, ctx.rectified)
         wanted = ctx.needs_input_grad[:3]
         slopes = norm_kernels.backward(ctx.kernels, dy, held, of_x=wanted[0])
         named = (value if wants else None for value, wants in zip(slopes, wanted, strict=True))

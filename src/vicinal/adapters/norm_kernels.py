@@ -63,6 +63,15 @@ __device__ Part together(Part a, Part b) {
 
 __device__ Sums together(Sums a, Sums b) { return {a.dy + b.dy, a.product + b.product}; }
 
+// The same operations on the way back as forward: what was cut off there has no slope here.
+__device__ float put_out(float x, float scale, float mean, float shift) {
+    return fmaf(scale, x - mean, shift);
+}
+
+__device__ float passed(float dy, float x, float scale, float mean, float shift, int rectified) {
+    return rectified && put_out(x, scale, mean, shift) <= 0 ? 0 : dy;
+}
+
 // What the threads of a channel have together. Every thread of the block comes here, once.
 template <class T> __device__ T of_block(T mine) {
     __shared__ T all[THREADS];
@@ -107,8 +116,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_parts(
 extern "C" __global__ void __launch_bounds__(THREADS) norm_forward(
     const float* __restrict__ x, const float* weight, const float* bias, const float* mean,
     const float* variance, const float* before_mean, const float* before_variance, const float* share,
-    const float* eps, const float* __restrict__ parts, int follow, int rows, int channels, int chunk,
-    int blocks, float* batch_mean, float* batch_variance, float* new_mean, float* new_variance,
+    const float* eps, const float* __restrict__ parts, int follow, int rectify, int rows, int channels,
+    int chunk, int blocks, float* batch_mean, float* batch_variance, float* new_mean, float* new_variance,
     float* __restrict__ y) {
     const Span span = span_of(rows, channels, chunk), pieces = pieces_of(span, channels, blocks);
     const int c = span.channel, safe = c < channels ? c : 0;
@@ -144,25 +153,29 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_forward(
         const Some values = next(x, span, row, channels, 0);
         #pragma unroll
         for (int k = 0; k < AHEAD; ++k) {
-            const float value = scale * (values.of[k] - average.mean) + shift;
+            float value = put_out(values.of[k], scale, average.mean, shift);
+            if (rectify && value < 0) value = 0;  // NaN stays
             if (row + k * ROWS < span.end) y[(row + k * ROWS) * channels + c] = value;
         }
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) norm_sums(
-    const float* __restrict__ x, const float* __restrict__ dy, const float* batch_mean, int rows,
-    int channels, int chunk, int blocks, float* parts) {
+    const float* __restrict__ x, const float* __restrict__ dy, const float* weight, const float* bias,
+    const float* batch_mean, const float* mean, const float* variance, const float* eps, int rectified,
+    int rows, int channels, int chunk, int blocks, float* parts) {
     const Span span = span_of(rows, channels, chunk);
-    const int c = span.channel;
-    const float mean = c < channels ? batch_mean[c] : 0;
+    const int c = span.channel, safe = c < channels ? c : 0;
+    const float m_b = batch_mean[safe], m = mean[safe], shift = bias[safe];
+    const float scale = weight[safe] / sqrtf(variance[safe] + *eps);
     Sums mine = {0, 0};
     for (int row = span.first; row < span.end; row += AHEAD * ROWS) {
-        const Some slopes = next(dy, span, row, channels, 0), values = next(x, span, row, channels, mean);
+        const Some slopes = next(dy, span, row, channels, 0), values = next(x, span, row, channels, m_b);
         #pragma unroll
         for (int k = 0; k < AHEAD; ++k) {
-            mine.dy += slopes.of[k];
-            mine.product += slopes.of[k] * (values.of[k] - mean);
+            const float slope = passed(slopes.of[k], values.of[k], scale, m, shift, rectified);
+            mine.dy += slope;
+            mine.product += slope * (values.of[k] - m_b);
         }
     }
     mine = of_block(mine);
@@ -174,14 +187,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_sums(
 
 // y = w (r x_b + d) + b with x_b = (x - m_b) / s_b and constants r = s_b / s, d = (m_b - m) / s.
 extern "C" __global__ void __launch_bounds__(THREADS) norm_backward(
-    const float* __restrict__ x, const float* __restrict__ dy, const float* weight, const float* batch_mean,
-    const float* batch_variance, const float* mean, const float* variance, const float* eps,
-    const float* __restrict__ parts, int wanted, int rows, int channels, int chunk, int blocks,
-    float* d_weight, float* d_bias, float* __restrict__ dx) {
+    const float* __restrict__ x, const float* __restrict__ dy, const float* weight, const float* bias,
+    const float* batch_mean, const float* batch_variance, const float* mean, const float* variance,
+    const float* eps, const float* __restrict__ parts, int wanted, int rectified, int rows, int channels,
+    int chunk, int blocks, float* d_weight, float* d_bias, float* __restrict__ dx) {
     const Span span = span_of(rows, channels, chunk), pieces = pieces_of(span, channels, blocks);
     const int c = span.channel, safe = c < channels ? c : 0;
     const float m_b = batch_mean[safe], v_b = batch_variance[safe], m = mean[safe], v = variance[safe];
-    const float w = weight[safe], least = *eps;
+    const float w = weight[safe], shift = bias[safe], least = *eps;
     Sums whole = {0, 0};
     for (int block = pieces.first; block < pieces.end; block += AHEAD * ROWS) {
         const Some slopes = next(parts, pieces, block, channels, 0);
@@ -199,13 +212,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_backward(
         d_bias[c] = whole.dy;
     }
     if (!wanted) return;
-    const float of_dy = w / s;
+    const float of_dy = w / s;  // the scale as well
     const float of_x = -of_dy * product / (s_b * rows), rest = -of_dy * whole.dy / rows;
     for (int row = span.first; row < span.end; row += AHEAD * ROWS) {
         const Some slopes = next(dy, span, row, channels, 0), values = next(x, span, row, channels, 0);
         #pragma unroll
         for (int k = 0; k < AHEAD; ++k) {
-            const float slope = of_dy * slopes.of[k] + of_x * (values.of[k] - m_b) + rest;
+            const float dy_k = passed(slopes.of[k], values.of[k], of_dy, m, shift, rectified);
+            const float slope = of_dy * dy_k + of_x * (values.of[k] - m_b) + rest;
             if (row + k * ROWS < span.end) dx[(row + k * ROWS) * channels + c] = slope;
         }
     }
@@ -222,6 +236,7 @@ class Given(NamedTuple):
     average: Moments
     share: Tensor
     before: Moments | None = None  # the batch's moments before an update moved them
+    rectify: bool = False  # put out max(y, 0)
 
 
 class Done(NamedTuple):
@@ -237,9 +252,11 @@ class Held(NamedTuple):
 
     x: Tensor
     weight: Tensor
+    bias: Tensor
     eps: float
     batch: Moments
     average: Moments
+    rectified: bool = False
 
 
 class Slopes(NamedTuple):
@@ -252,13 +269,13 @@ class Slopes(NamedTuple):
 
 def forward(kernels: Kernels, x: Tensor, given: Given) -> Done:
     """Return x normalized by the average with the batch in it: `transport` from before, `mix`, and run."""
-    plan, (weight, bias, eps, average, share, before) = _plan(x), given
+    plan, (weight, bias, eps, average, share, before, rectify) = _plan(x), given
     parts, y = plan.parts(x), torch.empty_like(x, memory_format=torch.channels_last)
     batch, new = (Moments(*(torch.empty_like(value) for value in average)) for _ in range(2))
     values = (weight, bias, *average, *(before or average), share, constant(eps, x.device))
     with on(x.device):
         plan.start(kernels["norm_parts"], [x, *plan.sizes, parts])
-        told = [x, *values, parts, int(before is not None), *plan.sizes]
+        told = [x, *values, parts, int(before is not None), int(rectify), *plan.sizes]
         plan.start(kernels["norm_forward"], [*told, *batch, *new, y])
     return Done(y, batch, new)
 
@@ -267,15 +284,17 @@ def backward(kernels: Kernels, dy: Tensor, held: Held, *, of_x: bool) -> Slopes:
     """Return the gradients of batch renormalization, whose r and d are constants.
 
     With x_b = (x - m_b) / s_b over M values of a channel, S_1 = sum dy and S_2 = sum dy x_b:
-    dx = (w r / s_b) (dy - S_1 / M - x_b S_2 / M), dw = r S_2 + d S_1, db = S_1.
+    dx = (w r / s_b) (dy - S_1 / M - x_b S_2 / M), dw = r S_2 + d S_1, db = S_1. Where a rectified y was cut
+    off, dy is 0.
     """
-    x, weight, eps, batch, average = held
+    x, weight, bias, eps, batch, average, rectified = held
     dy, plan = dy.contiguous(memory_format=torch.channels_last), _plan(x)
     parts, d_weight, d_bias = plan.parts(x), torch.empty_like(weight), torch.empty_like(weight)
     dx = torch.empty_like(x, memory_format=torch.channels_last) if of_x else None
     with on(x.device):
-        plan.start(kernels["norm_sums"], [x, dy, batch.mean, *plan.sizes, parts])
-        told = [x, dy, weight, *batch, *average, constant(eps, x.device), parts, int(of_x), *plan.sizes]
+        least, given, cut = constant(eps, x.device), [x, dy, weight, bias], int(rectified)
+        plan.start(kernels["norm_sums"], [*given, batch.mean, *average, least, cut, *plan.sizes, parts])
+        told = [*given, *batch, *average, least, parts, int(of_x), cut, *plan.sizes]
         # Where nobody wants dx there are no rows to write, and one block of each channel does.
         blocks = plan.blocks if of_x else 1
         plan.start(kernels["norm_backward"], [*told, d_weight, d_bias, dy if dx is None else dx], blocks)

@@ -22,6 +22,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from vicinal.adapters.activations import Activations, Use
 from vicinal.adapters.fused_norm import on_average, renormalizing
 from vicinal.adapters.layers import Lent, batch_norms, running
 from vicinal.errors import ConfigError
@@ -35,7 +36,6 @@ from vicinal.functional.normalization import (
 
 Kind = Literal["batch", "source", "blend", "stream"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-Use = tuple[int, int]  # a layer, and which of its uses in a pass
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class NormStatistics(nn.Module):
         self.config = config
         # In a tuple, so that the layers stay the model's and are not registered a second time.
         self._layers = tuple(batch_norms(model))
+        self._activations = Activations(model)
         self._before: dict[Use, Moments] = {}  # of the batch's first pass, under the weights it met
         self._settled = False  # whether the batch is in the average
         device = next(model.parameters()).device
@@ -110,13 +111,14 @@ class NormStatistics(nn.Module):
 
         def values(index: int, x: Tensor) -> Lent | Tensor:
             layer, average, use = self._layers[index], self._stored(owner, index), uses.next(index)
+            rectify = self._activations.follows(use, layer)
             if images == 1:  # no statistics of its own: it runs on the average, in gradient as well
-                instead, uses.batch[use], _ = on_average(layer, x, average, share)
+                instead, uses.batch[use], _ = on_average(layer, x, average, share, rectify=rectify)
             else:
-                instead, uses.batch[use] = renormalizing(layer, x, average, share)
-            return instead
+                instead, uses.batch[use] = renormalizing(layer, x, average, share, rectify=rectify)
+            return self._put_out(use, instead, rectify)
 
-        with running(self._layers, values, on_batch=images > 1):
+        with self._activations.saved(), running(self._layers, values, on_batch=images > 1):
             yield
         self._before = self._before or uses.batch
 
@@ -136,14 +138,22 @@ class NormStatistics(nn.Module):
         def values(index: int, x: Tensor) -> Lent | Tensor:
             layer, average, use = self._layers[index], self._stored(owner, index), uses.next(index)
             before = self._before.get(use) if follows else None
-            instead, uses.batch[use], uses.average[index] = on_average(layer, x, average, share, before)
-            return instead
+            rectify = self._activations.follows(use, layer)
+            told = on_average(layer, x, average, share, before, rectify=rectify)
+            instead, uses.batch[use], uses.average[index] = told
+            return self._put_out(use, instead, rectify)
 
-        with running(self._layers, values, on_batch=False):
+        with self._activations.saved(), running(self._layers, values, on_batch=False):
             yield
         # Only now: a pass that fails leaves the averages as they were.
         self._before, self._settled = uses.batch, True
         self._keep(uses.average, images if owner == "stream" else 0)
+
+    def _put_out(self, use: Use, instead: Lent | Tensor, rectified: bool) -> Lent | Tensor:
+        """Return what a layer runs on, or what it is to put out, of which the activations take note."""
+        if isinstance(instead, Tensor):
+            self._activations.put_out(use, instead, rectified=rectified)
+        return instead
 
     @torch.no_grad()
     def _keep(self, averages: dict[int, Moments], joined: int) -> None:
