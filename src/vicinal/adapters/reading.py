@@ -24,29 +24,37 @@ MOST_CLASSES = 256  # whose numbers fit into the memory that a block shares
 MOST_WORK = 3_000_000
 SOURCE = """
 struct Sums { float centred, mean, row, total; };  // over the features: squares, and products with centred
+struct Answer { float step, beta, spread; };  // of phi's net, of a class; the logarithm of the spread
 
 struct Block {  // what its threads share
-    Sums partial[THREADS], of_class[MOST_CLASSES + 1];  // the last one: of the mean of the stream
+    Sums slots[THREADS], of_class[MOST_CLASSES + 1];  // the last one: of the mean of the stream
     float counts[MOST_CLASSES], norms[MOST_CLASSES], moved[MOST_CLASSES];
     float row_norms[MOST_CLASSES], row_lengths[MOST_CLASSES];
     float evidence[MOST_CLASSES][NUMBERS], averages[NUMBERS];
 };
 
-// Each row of a matrix is added up by LANES threads; what a row's first thread then holds is its sum. They
-// are of one warp and wait for each other alone.
-__device__ Sums added(Sums* partial, Sums mine) {
-    const int t = threadIdx.x;
-    partial[t] = mine;
+__device__ float together(float a, float b) { return a + b; }
+
+__device__ Sums together(Sums a, Sums b) {
+    return {a.centred + b.centred, a.mean + b.mean, a.row + b.row, a.total + b.total};
+}
+
+__device__ Answer together(Answer a, Answer b) {
+    return {a.step + b.step, a.beta + b.beta, a.spread + b.spread};
+}
+
+// Each row of a matrix is added up by LANES threads, all of which then hold its sum. They are of one warp and
+// wait for each other alone. Every thread of the block comes here.
+template <class T> __device__ T added(Block& block, T mine) {
+    const int lane = threadIdx.x % LANES;
+    Sums* slot = block.slots + threadIdx.x;  // of this thread, whatever it adds up
+    *(T*)slot = mine;
     for (int half = LANES / 2; half > 0; half /= 2) {
         __syncwarp();
-        if (t % LANES < half) {
-            partial[t].centred += partial[t + half].centred;
-            partial[t].mean += partial[t + half].mean;
-            partial[t].row += partial[t + half].row;
-            partial[t].total += partial[t + half].total;
-        }
+        if (lane < half) *(T*)slot = together(*(T*)slot, *(T*)(slot + half));
     }
-    const Sums whole = partial[t];
+    __syncwarp();
+    const T whole = *(T*)(slot - lane);
     __syncwarp();
     return whole;
 }
@@ -57,13 +65,17 @@ __device__ float average_of(const float* values, int count) {
     return sum / count;
 }
 
-// Logits become probabilities, an image a thread; y may be where the logits are.
-__device__ void soften(const float* logits, float* y, int images, int classes) {
-    for (int n = threadIdx.x; n < images; n += THREADS) {
-        float largest = logits[n * classes], sum = 0;
-        for (int c = 1; c < classes; ++c) largest = fmaxf(largest, logits[n * classes + c]);
-        for (int c = 0; c < classes; ++c) sum += y[n * classes + c] = expf(logits[n * classes + c] - largest);
-        for (int c = 0; c < classes; ++c) y[n * classes + c] /= sum;
+// Logits become probabilities, a row of threads for an image; y may be where the logits are.
+__device__ void soften(Block& block, const float* logits, float* y, int images, int classes) {
+    const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES, groups = THREADS / LANES;
+    for (int first = 0; first < images; first += groups) {
+        const int n = first + group, start = n * classes, count = n < images ? classes : 0;
+        float largest = count ? logits[start] : 0, mine = 0;
+        for (int c = 1; c < count; ++c) largest = fmaxf(largest, logits[start + c]);
+        __syncwarp();
+        for (int c = lane; c < count; c += LANES) mine += y[start + c] = expf(logits[start + c] - largest);
+        const float sum = added(block, mine);
+        for (int c = lane; c < count; c += LANES) y[start + c] /= sum;
     }
     __syncthreads();
 }
@@ -88,14 +100,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) read_stream(
     const float *out_bias = out + 3 * hidden, *log_temperature = out_bias + 3;
     const float cool = expf(-*log_temperature), marginal_weight = log_temperature[1];
 
-    soften(logits, y, images, classes);
+    soften(block, logits, y, images, classes);
     for (int first = 0; first < images; first += groups) {
         const int n = first + group;
-        Sums mine = {0, 0, 0, 0};
+        float mine = 0;
         for (int j = lane; n < images && j < features; j += LANES)
-            mine.mean += z[n * features + j] * z[n * features + j];
-        mine = added(block.partial, mine);
-        if (n < images && lane == 0) energy[n] = mine.mean;
+            mine += z[n * features + j] * z[n * features + j];
+        mine = added(block, mine);
+        if (n < images && lane == 0) energy[n] = mine;
     }
     for (int j = t; j < features; j += THREADS) {
         float sum = 0;
@@ -111,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) read_stream(
             mine.mean += w * w;
             mine.row += centred * centred;
         }
-        mine = added(block.partial, mine);
+        mine = added(block, mine);
         if (c < classes && lane == 0) row_lengths[c] = sqrtf(mine.mean), row_norms[c] = sqrtf(mine.row);
     }
     __syncthreads();
@@ -166,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) read_stream(
                 mine.row += centred * (weight[c * features + j] - row_mean[j]);
                 mine.total += centred * middle;
             }
-            mine = added(block.partial, mine);
+            mine = added(block, mine);
             if (c <= classes && lane == 0) of_class[c] = mine;
         }
         __syncthreads();
@@ -201,27 +213,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) read_stream(
         }
         __syncthreads();
 
-        for (int c = t; c < classes; c += THREADS) {
+        for (int first = 0; first < classes; first += groups) {
+            const int c = first + group, safe = c < classes ? c : 0;
             float given[EVIDENCE], excess = 0;
             for (int k = 0; k < EVIDENCE; ++k) {
-                const float number = k < NUMBERS ? block.evidence[c][k] : averages[k - NUMBERS];
+                const float number = k < NUMBERS ? block.evidence[safe][k] : averages[k - NUMBERS];
                 excess += (fmaxf(low[k] - number, 0.f) + fmaxf(number - high[k], 0.f)) / scale[k];
                 given[k] = (number - location[k]) / scale[k];
             }
+            Answer mine = {0, 0, 0};
+            for (int h = lane; turn < rounds && h < hidden; h += LANES) {
+                float unit = into_bias[h];
+                for (int k = 0; k < EVIDENCE; ++k) unit += into[h * EVIDENCE + k] * given[k];
+                unit = fmaxf(unit, 0.f);
+                mine = together(mine, {out[h] * unit, out[hidden + h] * unit, out[2 * hidden + h] * unit});
+            }
+            const Answer answer = added(block, mine);
+            if (c >= classes || lane > 0) continue;
             if (turn == rounds) {
                 trust[c] = expf(-excess);
                 continue;
             }
-            float answer[3] = {out_bias[0], out_bias[1], out_bias[2]};
-            for (int h = 0; h < hidden; ++h) {
-                float unit = into_bias[h];
-                for (int k = 0; k < EVIDENCE; ++k) unit += into[h * EVIDENCE + k] * given[k];
-                for (int k = 0; k < 3; ++k) answer[k] += out[k * hidden + h] * fmaxf(unit, 0.f);
-            }
-            moved[c] = norms[c] > 0 ? answer[0] * row_size / norm_average : 0;
-            const float prior = marginal_weight * logf(marginal[c] + 1e-3f);
-            new_bias[c] = (bias[c] + answer[1] + prior - moved[c] * of_class[c].total) * cool;
-            spread[c] = expf(answer[2]) * row_size * cool / sqrtf(features);
+            moved[c] = norms[c] > 0 ? (answer.step + out_bias[0]) * row_size / norm_average : 0;
+            const float prior = marginal_weight * logf(marginal[c] + 1e-3f), beta = answer.beta + out_bias[1];
+            new_bias[c] = (bias[c] + beta + prior - moved[c] * of_class[c].total) * cool;
+            spread[c] = expf(answer.spread + out_bias[2]) * row_size * cool / sqrtf(features);
         }
         __syncthreads();
         if (turn == rounds) return;
@@ -234,14 +250,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) read_stream(
         __syncthreads();
         for (int first = 0; first < images * classes; first += groups) {
             const int i = first + group, n = i / classes, c = i % classes;
-            Sums mine = {0, 0, 0, 0};
+            float mine = 0;
             for (int j = lane; i < images * classes && j < features; j += LANES)
-                mine.mean += z[n * features + j] * mean[c * features + j];
-            mine = added(block.partial, mine);
-            if (i < images * classes && lane == 0) y[i] = mine.mean + new_bias[c];
+                mine += z[n * features + j] * mean[c * features + j];
+            mine = added(block, mine);
+            if (i < images * classes && lane == 0) y[i] = mine + new_bias[c];
         }
         __syncthreads();
-        soften(y, y, images, classes);
+        soften(block, y, y, images, classes);
     }
 }
 """

@@ -71,6 +71,7 @@ class NormStatistics(nn.Module):
         self._activations = Activations(model)
         self._before: dict[Use, Moments] = {}  # of the batch's first pass, under the weights it met
         self._settled = False  # whether the batch is in the average
+        self._weights: dict[int, Tensor] = {}  # of this step: what a batch of so many images weighs
         device = next(model.parameters()).device
         self.register_buffer("seen", torch.zeros((), dtype=torch.long, device=device))
         for index, layer in enumerate(self._layers):
@@ -82,7 +83,7 @@ class NormStatistics(nn.Module):
 
     def begin(self) -> None:
         """Expect a new batch; forget the step before, finished or not."""
-        self._before, self._settled = {}, False
+        self._before, self._settled, self._weights = {}, False, {}
 
     def observed(self, images: int) -> bool:
         """Say whether the moments from before this step's updates are known, or will not be needed."""
@@ -146,7 +147,7 @@ class NormStatistics(nn.Module):
         with self._activations.saved(), running(self._layers, values, on_batch=False):
             yield
         # Only now: a pass that fails leaves the averages as they were.
-        self._before, self._settled = uses.batch, True
+        self._before, self._settled, self._weights = uses.batch, True, {}
         self._keep(uses.average, images if owner == "stream" else 0)
 
     def _put_out(self, use: Use, instead: Lent | Tensor, rectified: bool) -> Lent | Tensor:
@@ -216,13 +217,16 @@ class NormStatistics(nn.Module):
     def _share(self, images: int) -> Tensor:
         """Return what a batch weighs in the mixture, in the precision of the averages."""
         config = self.config
+        if images in self._weights:  # for all passes of a step, save those after it has joined the average
+            return self._weights[images]
         if self._owner(images) == "source":
             share = torch.full_like(self.seen, blend_weight(images, config.source_images), dtype=torch.double)
         elif self._settled:  # it is in the average already
             share = torch.zeros_like(self.seen)
         else:
             share = stream_weight(images, self.seen, config.source_images, config.floor)
-        return share.to(self.get_buffer("stream_mean_0").dtype)
+        self._weights[images] = share.to(self.get_buffer("stream_mean_0").dtype)
+        return self._weights[images]
 
     def _stored(self, owner: str, index: int) -> Moments:
         if owner == "running":
