@@ -5,7 +5,14 @@ import pytest
 
 from vicinal.data.augment import Augment
 from vicinal.errors import ConfigError, UnknownNameError
-from vicinal.training.config import OutOfFoldConfig, TrainConfig, as_dict, for_pretrained
+from vicinal.training.config import (
+    LATER,
+    OutOfFoldConfig,
+    TrainConfig,
+    as_dict,
+    for_pretrained,
+    identity,
+)
 
 
 @pytest.mark.parametrize("name", ["iterations", "batch_size", "group_size", "validate_every", "save_every"])
@@ -42,6 +49,20 @@ def test_out_of_fold_settings_that_cannot_work_are_refused_at_once(options: dict
 def test_training_settings_that_cannot_work_are_refused_at_once(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         TrainConfig(**options)
+
+
+@pytest.mark.parametrize("average", [-0.1, 1.5, float("nan")])
+def test_an_average_over_no_share_of_the_iterations_is_refused(average: float) -> None:
+    with pytest.raises(ConfigError, match="average is a share of the iterations"):
+        TrainConfig(average=average)
+
+
+def test_models_from_before_an_option_keep_their_identity() -> None:
+    plain = identity(TrainConfig())
+    assert set(LATER) == {"average"}, "each new option belongs here, or renames every model there is"
+    assert not set(LATER) & set(plain)
+    assert {**identity(TrainConfig(average=0.5))} == {**plain, "average": 0.5}
+    assert all(getattr(TrainConfig(), name) == value for name, value in LATER.items())
 
 
 def test_a_pretrained_backbone_starts_from_the_papers_step_sizes() -> None:

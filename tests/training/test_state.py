@@ -36,17 +36,26 @@ CONFIG = TrainConfig(
 )
 
 
-STOPS = [("erm", ("erm", 10)), ("neighbor", ("erm", 16)), ("neighbor", ("phi", 10)), ("meta", ("meta", 10))]
+STOPS = [
+    ("erm", ("erm", 10), 0.0),
+    ("neighbor", ("erm", 16), 0.0),
+    ("neighbor", ("phi", 10), 0.0),
+    ("meta", ("meta", 10), 0.0),
+    ("erm", ("erm", 16), 1.0),
+    ("neighbor", ("phi", 10), 1.0),
+    ("meta", ("meta", 20), 1.0),
+]
 
 
 def untimed(facts: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if name not in ("seconds", "training_seconds")}
 
 
-@pytest.mark.parametrize(("algorithm", "halt"), STOPS)
+@pytest.mark.parametrize(("algorithm", "halt", "average"), STOPS)
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     algorithm: str,
     halt: tuple[str, int],
+    average: float,
     spec: ModelSpec,
     make_sources: MakeSources,
     make_run: MakeRun,
@@ -54,7 +63,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     same_tensors: SameTensors,
     tmp_path: Path,
 ) -> None:
-    sources, config = make_sources(), replace(CONFIG, algorithm=algorithm, augment=Augment())
+    sources = make_sources()
+    config = replace(CONFIG, algorithm=algorithm, average=average, augment=Augment())
     one, other = tmp_path / "whole", tmp_path / "resumed"
     whole = train_model(spec, sources, config, make_run(one), {})
     with pytest.raises(TrainingError, match=rf"stopped at iteration {halt[1]} of 25.*--resume"):

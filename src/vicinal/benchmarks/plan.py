@@ -21,7 +21,7 @@ from vicinal.data.catalog import DATASETS
 from vicinal.data.load import with_options
 from vicinal.data.streams import StreamSpec
 from vicinal.errors import UnknownNameError
-from vicinal.training.config import as_dict, lasting
+from vicinal.training.config import as_dict, identity
 
 DIGITS = 16  # of a key
 # They take no step, or choose their own; memo adapts to each image alone and would take hours to choose for.
@@ -299,7 +299,7 @@ def about_training(request: TrainRequest) -> About:
         "backbone": settled.backbone,
         "weights": settled.weights if settled.weights in ("none", "timm") else Path(settled.weights).name,
         "preprocessing": asdict(settled.preprocessing),
-        "training": lasting(settled.config),
+        "training": identity(settled.config),
         "out_of_fold": None if settled.out_of_fold is None else as_dict(settled.out_of_fold),
     }
 

@@ -131,6 +131,9 @@ def train(
     ] = None,
     std: Annotated[float | None, typer.Option(help="Normalization std, likewise.")] = None,
     second_order: Annotated[bool, typer.Option("--second-order", help="Exact meta gradient.")] = False,
+    average: Annotated[
+        float, typer.Option(help="Average the weights over this last share of training, as 0.5.")
+    ] = 0.0,
     compiled: Annotated[
         bool, typer.Option("--compile", help="Compile the net: a minute to start, faster steps.")
     ] = False,
@@ -160,6 +163,7 @@ def train(
     given = {"iterations": iterations, "batch_size": batch_size, "backbone_lr": backbone_lr}
     training: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     training |= {"algorithm": algorithm, "second_order": second_order, "compile": compiled}
+    training |= {"average": average}
     lessons: dict[str, Any] = {"leave_out": leave_out, "hardenings": tuple(harden or ())}
     lessons |= {"marginals": tuple(marginal)} if marginal else {}
     ALGORITHMS[algorithm]

@@ -32,6 +32,7 @@ class TrainConfig:
     difference: float = 1e-2  # length of the central difference along the meta gradient, for second order
     joint_features: bool = False  # let the loss of the labels reach the features too
     augment: Augment | None = None
+    average: float = 0.0  # last share of the iterations whose weights are averaged; 0: the best by validation
     # Of the features in training on a GPU: about half the time of single precision. Weights, head, losses and
     # steps stay in single precision, and so does the trained model.
     precision: Literal["bfloat16", "float32"] = "bfloat16"
@@ -53,6 +54,8 @@ class TrainConfig:
             raise ConfigError(f"phi_layers must be at least 2, its heads, not {self.phi_layers}")
         if self.num_samples < 0 or not 0 <= self.label_smoothing < 1:
             raise ConfigError("training needs num_samples of at least 0 and label_smoothing in [0, 1)")
+        if not 0 <= self.average <= 1:
+            raise ConfigError(f"average is a share of the iterations, from 0 to 1, not {self.average}")
         for name in ("backbone_lr", "head_lr", "phi_lr", "adapt_lr", "difference"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
@@ -70,6 +73,7 @@ def for_pretrained(**options: Any) -> TrainConfig:
     return TrainConfig(**(paper | {"augment": Augment(), "validate_every": 100} | options))
 
 
+LATER = {"average": 0.0}  # options that came after the first models, and what those did
 STARTS = (["False"], ["True"], ["False", "True"])
 
 
@@ -124,6 +128,14 @@ class OutOfFoldConfig:
 def lasting(config: TrainConfig) -> dict[str, Any]:
     """Return, as plain values, all of a config that a trained model depends on, not what only takes time."""
     return {name: value for name, value in as_dict(config).items() if name not in ("save_every", "compile")}
+
+
+def identity(config: TrainConfig) -> dict[str, Any]:
+    """Return what tells a trained model apart; it keeps its name when training learns to do more.
+
+    An option that came later is left out while it is not used: what was trained before it is what it was.
+    """
+    return {name: value for name, value in lasting(config).items() if LATER.get(name, ...) != value}
 
 
 def as_dict(config: TrainConfig | OutOfFoldConfig) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from vicinal.data.domains import SourceDomain
 from vicinal.data.episodes import Batch, Drawing
@@ -14,6 +15,7 @@ from vicinal.graphs import adam_options
 from vicinal.models.classifier import Classifier
 from vicinal.models.inference import InferenceNet
 from vicinal.registry import Registry
+from vicinal.training.average import average_of
 from vicinal.training.config import TrainConfig
 
 Terms = Mapping[str, Tensor]
@@ -30,7 +32,14 @@ class Learner:
     draws: torch.Generator
     noise: torch.Generator
     auxiliary: nn.Module | None = None  # what an algorithm trains besides model and phi
+    average: AveragedModel | None = None  # of the weights so far, where these are averaged
     seconds: float = 0.0  # in the loop so far, before an interruption too
+
+    @property
+    def parts(self) -> dict[str, nn.Module]:
+        """The nets that are there, by name."""
+        parts = {"model": self.model, "phi": self.phi, "auxiliary": self.auxiliary}
+        return {name: module for name, module in parts.items() if module is not None}
 
     @property
     def device(self) -> torch.device:
@@ -83,7 +92,7 @@ def make_learner(
         group["peak"] = group["lr"]
         if device.type == "cuda":  # where a recorded step reads it
             group["lr"] = torch.tensor(group["lr"], device=device)
-    return Learner(
+    learner = Learner(
         model,
         phi if stage.uses_phi else None,
         torch.optim.Adam(groups, **adam_options(device)),
@@ -92,6 +101,9 @@ def make_learner(
         torch.Generator(device=device).manual_seed(seed),
         auxiliary,
     )
+    if config.average and not stage.fixed_model:
+        learner.average = average_of(learner.parts)
+    return learner
 
 
 def set_rate(learner: Learner, progress: float) -> None:

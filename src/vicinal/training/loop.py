@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vicinal.data.domains import LabelledImages, SourceDomain
 from vicinal.data.episodes import Batch, Episode, Episodes
@@ -14,13 +14,14 @@ from vicinal.data.transforms import to_float
 from vicinal.errors import TrainingError
 from vicinal.graphs import Recorder
 from vicinal.models.classifier import Classifier
+from vicinal.training.average import EVERY, averages, take_average
 from vicinal.training.learner import Learner, Stage, Step, Terms, set_rate
 from vicinal.training.progress import Progress, StopRequest
 from vicinal.training.scalars import Scalars
 from vicinal.training.state import Best, Facts, load_state, save_state
 
 EVALUATION_BATCH = 256
-CHECK_EVERY = 10
+CHECK_EVERY = EVERY  # of both the host waits for the device
 
 
 class StoppedError(TrainingError):
@@ -58,6 +59,9 @@ def run_stage(
                 raise StoppedError(f"stopped at iteration {iteration} of {learner.config.iterations}{where}")
     finally:
         scalars.close()
+    if learner.average is not None:
+        take_average(learner.average, learner.parts, sources, 2 * learner.config.batch_size)
+        best.offer(learner, validation_accuracy(learner.model, sources), learner.config.iterations)
     best.restore(learner)
     return best
 
@@ -111,12 +115,15 @@ def _iterate(
     if iteration % CHECK_EVERY and not validate:
         return
     values = _finite(terms, iteration)
+    if learner.average is not None and averages(config, iteration):
+        learner.average.update_parameters(nn.ModuleDict(learner.parts))
     rate = 2 * config.batch_size / (time.perf_counter() - started)
     if validate:
         accuracy = None if stage.fixed_model else validation_accuracy(learner.model, sources)
         if accuracy is not None:
             values["validation"] = accuracy
-        best.offer(learner, accuracy, iteration)
+        if learner.average is None:
+            best.offer(learner, accuracy, iteration)
     scalars.write(iteration, {f"{stage.name}/{name}": value for name, value in values.items()})
     progress.advance(iteration, values, rate)
 

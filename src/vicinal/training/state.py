@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vicinal.checkpoint import read_tensors, write_tensors
 from vicinal.errors import CheckpointError, ConfigError
@@ -34,21 +34,16 @@ class Best:
             _load_weights(learner, self.weights)
 
 
-def _parts(learner: Learner) -> dict[str, nn.Module]:
-    parts = {"model": learner.model, "phi": learner.phi, "auxiliary": learner.auxiliary}
-    return {name: module for name, module in parts.items() if module is not None}
-
-
 def _weights(learner: Learner) -> dict[str, Tensor]:
     return {
         f"{part}.{name}": value
-        for part, module in _parts(learner).items()
+        for part, module in learner.parts.items()
         for name, value in module.state_dict().items()
     }
 
 
 def _load_weights(learner: Learner, weights: dict[str, Tensor]) -> None:
-    for part, module in _parts(learner).items():
+    for part, module in learner.parts.items():
         module.load_state_dict(_under(f"{part}.", weights))
 
 
@@ -62,6 +57,8 @@ def save_state(path: Path, learner: Learner, best: Best, stage: str, iteration: 
     if not all(torch.isfinite(value).all() for value in tensors.values()):
         raise CheckpointError(f"{path}: the weights are not finite; the last good state was kept")
     tensors |= {f"best.{name}": value for name, value in best.weights.items()}
+    if learner.average is not None:
+        tensors |= {f"average.{name}": value for name, value in learner.average.state_dict().items()}
     for index, state in learner.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
     tensors |= {"draws": learner.draws.get_state(), "noise": learner.noise.get_state()}
@@ -83,6 +80,8 @@ def load_state(path: Path, learner: Learner, best: Best, stage: str, facts: Fact
         raise CheckpointError(f"{path}: not a training state of stage '{stage}'")
     same_config(path, header["config"], {**lasting(learner.config), **facts})
     _load_weights(learner, _under("now.", tensors))
+    if learner.average is not None:
+        learner.average.load_state_dict(_under("average.", tensors))
     best.weights = {n: v.to(learner.device) for n, v in _under("best.", tensors).items()}
     best.accuracy = header["best_accuracy"]
     best.iteration = header["best_iteration"]

@@ -21,7 +21,7 @@ from vicinal.models.classifier import Classifier
 from vicinal.models.inference import InferenceNet
 from vicinal.training import algorithms
 from vicinal.training.choose import choose_rule
-from vicinal.training.config import OutOfFoldConfig, TrainConfig, as_dict, lasting
+from vicinal.training.config import OutOfFoldConfig, TrainConfig, as_dict, identity, lasting
 from vicinal.training.fisher import validation_fisher
 from vicinal.training.learner import ALGORITHMS, make_learner
 from vicinal.training.left_out import Fold, LeftOutStream, folds, left_out_streams
@@ -256,7 +256,7 @@ def _shared_name(
     """Return a name that says what a left-out model was trained on, and tells apart all that differ."""
     about = {
         "spec": asdict(spec),
-        "train": lasting(config),
+        "train": identity(config),
         "data": facts,
         "on": [source.name for source in rest],
     }
