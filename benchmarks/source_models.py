@@ -1,0 +1,177 @@
+"""What a training is worth to who adapts: models of few domains, shown the others, by ways to train.
+
+    python benchmarks/source_models.py pacs --backbone resnet50_v1 --weights FILE --device cuda
+
+For every choice of `--domains` domains, one model by each training, which is shown streams of every other
+domain: as it is, on stream statistics, and updated by rules whose step sizes are given, not chosen. For a
+target a training is chosen by the models and streams that have nothing to do with it (`for_target`): those of
+domains that its user has.
+"""
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from itertools import combinations
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+import vicinal.adapters  # noqa: F401  fills the registry
+from vicinal.adapters.contract import adapt
+from vicinal.benchmarks.prepare import TrainRequest, load_for, prepare_training
+from vicinal.checkpoint import Trained
+from vicinal.data.domains import DomainSet
+from vicinal.data.streams import StreamSpec, make_stream
+from vicinal.evaluation.metrics import accuracy, ece, nll
+from vicinal.evaluation.online import run_online
+from vicinal.training.train import train
+from vicinal.versions import versions
+
+Row = dict[str, Any]
+TRAININGS: dict[str, dict[str, Any]] = {
+    "erm": {"algorithm": "erm"},
+    "erm, averaged": {"algorithm": "erm", "average": 0.5},
+    "meta": {"algorithm": "meta"},
+    "meta, averaged": {"algorithm": "meta", "average": 0.5},
+    "meta, second order": {"algorithm": "meta", "second_order": True},
+}
+STREAM = {"statistics": "stream"}
+RULES: dict[str, tuple[str, dict[str, Any]]] = {
+    "as it is": ("erm", {}),
+    "no update": ("bn", STREAM),
+    "soft": ("soft", STREAM),
+    "soft, steps as ours": ("soft", {**STREAM, "horizon": 1000.0, "from_rest": True}),
+    "vnl": ("vnl", {"predict": "own", "doubt": None, "from_rest": False}),
+    "vnl, longer horizon": ("vnl", {"predict": "own", "doubt": None, "from_rest": False, "horizon": 4000.0}),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model to train and to show what it has not seen."""
+
+    request: TrainRequest
+    training: str
+    device: str
+    images: int  # of each stream, at most
+    lr: float
+
+
+def run(job: Job) -> list[Row]:
+    """Return a row for every domain that the model has not seen and every rule."""
+    torch.set_num_threads(1)
+    data = load_for(job.request)
+    made = prepare_training(job.request, data=data)
+    trained = train(made.spec, made.roles.sources, made.config, device=job.device, provenance=made.provenance)
+    away = [name for name in data.domains if name not in job.request.sources]
+    return [row for name in away for row in shown(trained, data, name, job)]
+
+
+def shown(trained: Trained, data: DomainSet, name: str, job: Job) -> list[Row]:
+    domain = data.domains[name]
+    stream = make_stream(StreamSpec("online"), [domain.images], [domain.labels], job.request.seed)
+    stream = replace(stream, order=stream.order[: job.images])
+    labels = domain.labels[stream.order]
+    rows = []
+    for rule, (method, options) in RULES.items():
+        step = {} if rule in ("as it is", "no update") else {"lr": job.lr}
+        outcome = run_online(adapt(trained, method, **options, **step), stream)
+        p = outcome.probabilities
+        scores = {"accuracy": accuracy(p, labels), "ece": ece(p, labels), "nll": nll(p, labels)}
+        facts = {"validation": trained.provenance["validation_accuracy"], "seed": job.request.seed, **step}
+        about = {"training": job.training, "sources": list(job.request.sources), "shown": name, "rule": rule}
+        rows.append({**about, **facts, **scores, "iterations": trained.config["train"]["iterations"]})
+    return rows
+
+
+def for_target(rows: Iterable[Row], target: str | None) -> list[Row]:
+    """Return the rows a training may be chosen by for a target: those in which it plays no part."""
+    return [row for row in rows if target not in (*row["sources"], row["shown"])]
+
+
+def table(rows: Sequence[Row], target: str | None = None) -> str:
+    """Return means over models and streams: accuracy in %, and ECE in brackets."""
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in for_target(rows, target):
+        groups[row["training"], row["rule"]].append(row)
+    trainings = list(dict.fromkeys(training for training, _ in groups))
+    lines = [f"| {target or 'all'} | {' | '.join(RULES)} |", "|---|" + "---:|" * len(RULES)]
+    for training in trainings:
+        cells = [groups.get((training, rule), []) for rule in RULES]
+        found = [
+            f"{100 * mean(r['accuracy'] for r in cell):.1f} ({100 * mean(r['ece'] for r in cell):.1f})"
+            if cell
+            else ""
+            for cell in cells
+        ]
+        lines.append(f"| {training} | {' | '.join(found)} |")
+    return "\n".join(lines)
+
+
+def jobs_of(args: argparse.Namespace, names: Sequence[str]) -> list[Job]:
+    """Return every model to train, the longest trainings first."""
+    trainings = [name for name in TRAININGS if name in (args.training or TRAININGS)]
+    made = []
+    for training in reversed(trainings):
+        for sources in combinations(names, args.domains):
+            options = {**TRAININGS[training], **({"iterations": args.iterations} if args.iterations else {})}
+            request = TrainRequest(
+                args.data,
+                targets=tuple(name for name in names if name not in sources),
+                sources=sources,
+                backbone=args.backbone,
+                weights=args.weights,
+                size=args.size,
+                seed=args.seed,
+                data_dir=args.data_dir,
+                training=options,
+                out_of_fold=None,
+            )
+            made.append(Job(request, training, args.device, args.images, args.lr))
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", help="the name of a data set")
+    parser.add_argument("--backbone", default=None)
+    parser.add_argument("--weights", default=None)
+    parser.add_argument("--size", type=int, default=None)
+    parser.add_argument("--domains", type=int, default=2, help="to train on")
+    parser.add_argument("--training", action="append", choices=TRAININGS, help="may be given again")
+    parser.add_argument("--iterations", type=int, default=None)
+    parser.add_argument("--images", type=int, default=1000, help="of each stream")
+    parser.add_argument("--lr", type=float, default=3e-5, help="of the updates")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--data-dir", type=Path, default=None)
+    parser.add_argument("--out", type=Path, default=Path("results/source-models"))
+    args = parser.parse_args()
+    request = TrainRequest(args.data, backbone=args.backbone, weights=args.weights, size=args.size)
+    names = list(load_for(replace(request, data_dir=args.data_dir, seed=args.seed)).domains)
+    jobs = jobs_of(args, names)
+    args.out.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    with (
+        (args.out / "records.jsonl").open("a", encoding="utf-8") as file,
+        ProcessPoolExecutor(args.workers, get_context("spawn")) as pool,
+    ):
+        for count, done in enumerate(as_completed([pool.submit(run, job) for job in jobs]), start=1):
+            rows += done.result()
+            lines = [json.dumps({**row, "versions": versions()}) for row in done.result()]
+            file.write("\n".join(lines) + "\n")
+            file.flush()
+            print(f"{count} of {len(jobs)}", end="\r", flush=True)
+    for target in (None, *names):
+        print(table(rows, target), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()
