@@ -5,7 +5,8 @@
 For every choice of `--domains` domains, one model by each training, which is shown streams of every other
 domain: as it is, on stream statistics, and updated by rules whose step sizes are given, not chosen. For a
 target a training is chosen by the models and streams that have nothing to do with it (`for_target`): those of
-domains that its user has.
+domains that its user has. Averaged weights come with statistics that were estimated anew, on images as they
+are; what of their worth is due to that shows where statistics are those of the stream.
 """
 
 import argparse
@@ -46,7 +47,7 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
     "as it is": ("erm", {}),
     "no update": ("bn", STREAM),
     "soft": ("soft", STREAM),
-    "soft, steps as ours": ("soft", {**STREAM, "horizon": 1000.0, "from_rest": True}),
+    "soft, steps as ours": ("soft", {**STREAM, "horizon": 1000.0}),
     "vnl": ("vnl", {"predict": "own", "doubt": None, "from_rest": False}),
     "vnl, longer horizon": ("vnl", {"predict": "own", "doubt": None, "from_rest": False, "horizon": 4000.0}),
 }
@@ -85,6 +86,8 @@ def shown(trained: Trained, data: DomainSet, name: str, job: Job) -> list[Row]:
         p = outcome.probabilities
         scores = {"accuracy": accuracy(p, labels), "ece": ece(p, labels), "nll": nll(p, labels)}
         facts = {"validation": trained.provenance["validation_accuracy"], "seed": job.request.seed, **step}
+        facts |= {"data": job.request.data, "backbone": trained.backbone, "images": len(labels)}
+        facts |= {"size": trained.preprocessing.size, "weights": Path(job.request.weights or "").name}
         about = {"training": job.training, "sources": list(job.request.sources), "shown": name, "rule": rule}
         rows.append({**about, **facts, **scores, "iterations": trained.config["train"]["iterations"]})
     return rows
@@ -158,9 +161,12 @@ def main() -> None:
     names = list(load_for(replace(request, data_dir=args.data_dir, seed=args.seed)).domains)
     jobs = jobs_of(args, names)
     args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / "records.jsonl"
+    if path.exists():
+        parser.error(f"{path} is there already: choose another --out")
     rows: list[Row] = []
     with (
-        (args.out / "records.jsonl").open("a", encoding="utf-8") as file,
+        path.open("x", encoding="utf-8") as file,
         ProcessPoolExecutor(args.workers, get_context("spawn")) as pool,
     ):
         for count, done in enumerate(as_completed([pool.submit(run, job) for job in jobs]), start=1):

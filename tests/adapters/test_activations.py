@@ -24,13 +24,19 @@ def passed(activations: Activations, relu: nn.Module, fed: Tensor, *, rectified:
     return made
 
 
+def follows(activations: Activations, layer: nn.Module | None = None, use: tuple[int, int] = USE) -> bool:
+    """Say what a layer is told in a pass."""
+    with activations.saved():
+        return activations.follows(use, layer or nn.BatchNorm2d(2))
+
+
 def test_a_relu_that_follows_a_layer_is_seen_and_then_left_out() -> None:
     relu, layer = nn.ReLU(inplace=True), nn.BatchNorm2d(2)
     activations = Activations(nn.Sequential(relu))
-    assert not activations.follows(USE, layer)
+    assert not follows(activations, layer)
     assert torch.equal(passed(activations, relu, values()), values().relu())
-    assert activations.follows(USE, layer)
-    assert not activations.follows((0, 1), layer), "another use of the layer may be followed by anything"
+    assert follows(activations, layer)
+    assert not follows(activations, layer, (0, 1)), "another use of the layer may be followed by anything"
     rectified = values()  # negative ones show who has worked
     assert passed(activations, relu, rectified, rectified=True) is rectified
     assert torch.equal(rectified, values())
@@ -48,7 +54,7 @@ def test_one_that_is_fed_something_else_works_as_ever() -> None:
         activations.put_out(USE, fed, rectified=False)
         fed += 1  # a shortcut
         assert torch.equal(relu(fed), (values() + 1).relu())
-    assert not activations.follows(USE, nn.BatchNorm2d(2))
+    assert not follows(activations)
 
 
 @pytest.mark.parametrize("why", ["keeps what it is fed", "another class", "a forward of its own", "a hook"])
@@ -67,22 +73,40 @@ def test_relus_that_stay_what_they_are(why: str) -> None:
     before = dict(relu.__dict__)
     assert torch.equal(passed(activations, relu, values()), values().relu())
     assert relu.__dict__ == before
-    assert not activations.follows(USE, nn.BatchNorm2d(2))
+    assert not follows(activations)
 
 
 def test_a_layer_that_somebody_watches_puts_out_what_it_always_did() -> None:
     relu, layer = nn.ReLU(inplace=True), nn.BatchNorm2d(2)
     activations = Activations(nn.Sequential(relu))
     passed(activations, relu, values())
+    assert follows(activations, layer)
     layer.register_forward_hook(lambda module, fed, made: None)
-    assert not activations.follows(USE, layer)
+    assert not follows(activations, layer)
+
+
+@pytest.mark.parametrize("why", ["a hook", "a forward of its own", "keeps what it is fed"])
+def test_a_relu_that_somebody_takes_an_interest_in_later_works_again(why: str) -> None:
+    relu, layer = nn.ReLU(inplace=True), nn.BatchNorm2d(2)
+    activations = Activations(nn.Sequential(relu))
+    passed(activations, relu, values())
+    with activations.saved():
+        assert activations.follows(USE, layer)
+    if why == "a hook":
+        relu.register_forward_pre_hook(lambda module, fed: None)
+    elif why == "a forward of its own":
+        relu.forward = lambda x: x.relu_()  # type: ignore[method-assign]
+    else:
+        relu.inplace = False
+    with activations.saved():
+        assert not activations.follows(USE, layer)
 
 
 def test_a_net_of_somebodys_own_is_left_alone() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(4, 2))
     activations = Activations(Wrapped(net))
     passed(activations, net[1], values())
-    assert not activations.follows(USE, nn.BatchNorm2d(2))
+    assert not follows(activations)
 
 
 def test_a_pass_that_breaks_leaves_nothing_behind() -> None:

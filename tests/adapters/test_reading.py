@@ -28,9 +28,11 @@ struct Place { int x; };
 static thread_local Place threadIdx;
 static pthread_barrier_t barrier;
 static void __syncthreads() { pthread_barrier_wait(&barrier); }
-static void __syncwarp() { __syncthreads(); }
+static void __syncwarp();
 """
 DRIVER = """
+static pthread_barrier_t warps[THREADS / LANES];  // as small as a row of threads: none may count on more
+static void __syncwarp() { pthread_barrier_wait(&warps[threadIdx.x / LANES]); }
 #define F(i) *(float**)told[i]
 #define I(i) *(int*)told[i]
 struct Job { void** told; int number; };
@@ -46,12 +48,14 @@ extern "C" void run(void** told) {
     pthread_t threads[THREADS];
     Job jobs[THREADS];
     pthread_barrier_init(&barrier, 0, THREADS);
+    for (int w = 0; w < THREADS / LANES; ++w) pthread_barrier_init(&warps[w], 0, LANES);
     for (int t = 0; t < THREADS; ++t) {
         jobs[t].told = told, jobs[t].number = t;
         pthread_create(&threads[t], 0, work, &jobs[t]);
     }
     for (int t = 0; t < THREADS; ++t) pthread_join(threads[t], 0);
     pthread_barrier_destroy(&barrier);
+    for (int w = 0; w < THREADS / LANES; ++w) pthread_barrier_destroy(&warps[w]);
 }
 """
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}

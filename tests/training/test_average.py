@@ -86,17 +86,27 @@ def test_statistics_are_those_of_training_images_under_the_averaged_weights(
     torch.testing.assert_close(first.running_var, fed[0].var(dim=(0, 2, 3)))
 
 
-def test_batches_of_statistics_have_every_domain_and_stay_within_a_limit(
-    make_sources: MakeSources, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("limit", "expected"), [(1000, 3), (17, 2)])
+def test_batches_of_statistics_have_every_domain_in_equal_parts_and_stay_within_a_limit(
+    make_sources: MakeSources, monkeypatch: pytest.MonkeyPatch, limit: int, expected: int
 ) -> None:
-    monkeypatch.setattr(average, "SETTLING", 30)
-    sources = make_sources(3, train=24)
+    """The smallest domain has seven images: two a batch, and the last is left over."""
+    monkeypatch.setattr(average, "SETTLING", limit)
+    sources = [*make_sources(2, train=24), *make_sources(3, train=7)[2:]]
     batches = list(average._mixed(sources, 6, torch.device("cpu")))
-    assert [len(batch) for batch in batches] == [6] * 5
+    assert [len(batch) for batch in batches] == [6] * expected
     own = [{bytes(image.numpy().tobytes()) for image in source.train.images[:]} for source in sources]
     for batch in batches:
         pixels = [bytes((image * 255).round().to(torch.uint8).numpy().tobytes()) for image in batch]
         assert [sum(image in domain for image in pixels) for domain in own] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(("train", "batch", "sizes"), [(7, 6, [6]), (3, 8, [3]), (1, 8, [1])])
+def test_one_domain_makes_no_short_batch(
+    make_sources: MakeSources, train: int, batch: int, sizes: list[int]
+) -> None:
+    made = average._mixed(make_sources(1, train=train), batch, torch.device("cpu"))
+    assert [len(part) for part in made] == sizes
 
 
 def test_a_net_without_such_layers_is_just_averaged(make_sources: MakeSources) -> None:

@@ -1,8 +1,8 @@
 """ReLUs whose work a BatchNorm layer does along with its own, in the kernel that normalizes.
 
-A ReLU that overwrites what it is fed says that nobody else needs the values from before. Where it is fed what
-a layer has just put out, the layer can put out rectified values at once, and the ReLU has nothing left to do.
-Which layers are followed so is seen in the first pass; later ones make use of it.
+Where a ReLU is fed what a layer has just put out, and overwrites it, the layer can put out rectified values
+at once, and the ReLU has nothing left to do. That nobody reads the values in between is taken for granted of
+a net that overwrites them. Which layers are followed so is seen in the first pass; later ones make use of it.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,12 +32,14 @@ class Activations:
         # A net of somebody's own may go another way with the next batch.
         found = () if isinstance(model, Wrapped) else model.modules()
         self._relus = tuple(m for m in found if type(m) is nn.ReLU and m.inplace)
-        self._follow: set[Use] = set()
+        self._follow: dict[Use, nn.ReLU] = {}
+        self._saved: list[nn.ReLU] = []  # of this pass: those that can be left out
         self._last: Output | None = None
 
     def follows(self, use: Use, layer: nn.Module) -> bool:
         """Say whether this use of a layer may put out rectified values."""
-        return use in self._follow and not layer._forward_hooks  # one of these would look at others
+        relu = self._follow.get(use)
+        return any(relu is one for one in self._saved) and not layer._forward_hooks
 
     def put_out(self, use: Use, y: Tensor, *, rectified: bool) -> None:
         """Take note of what a layer has put out."""
@@ -46,15 +48,16 @@ class Activations:
     @contextmanager
     def saved(self) -> Iterator[None]:
         """Let the ReLUs of a pass leave rectified values alone, and see which of them follow a layer."""
-        patched = [relu for relu in self._relus if "forward" not in relu.__dict__]
+        before = self._saved
+        self._saved = [relu for relu in self._relus if _plain(relu)]
         try:
-            for relu in patched:
+            for relu in self._saved:
                 relu.__dict__["forward"] = self._forward(relu)
             yield
         finally:
-            self._last = None
-            for relu in patched:
+            for relu in self._saved:
                 del relu.__dict__["forward"]
+            self._saved, self._last = before, None
 
     def _forward(self, relu: nn.ReLU) -> Callable[[Tensor], Tensor]:
         as_written = relu.forward
@@ -65,8 +68,12 @@ class Activations:
                 return as_written(x)
             if last.rectified:
                 return x
-            if not relu._forward_pre_hooks:
-                self._follow.add(last.use)
+            self._follow[last.use] = relu
             return as_written(x)
 
         return forward
+
+
+def _plain(relu: nn.ReLU) -> bool:
+    """Say whether nobody would notice that values are rectified when they come to it."""
+    return relu.inplace and "forward" not in relu.__dict__ and not relu._forward_pre_hooks

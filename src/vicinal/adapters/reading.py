@@ -214,10 +214,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) read_stream(
         __syncthreads();
 
         for (int first = 0; first < classes; first += groups) {
-            const int c = first + group, safe = c < classes ? c : 0;
+            const int c = first + group, row = c < classes ? c : 0;
             float given[EVIDENCE], excess = 0;
             for (int k = 0; k < EVIDENCE; ++k) {
-                const float number = k < NUMBERS ? block.evidence[safe][k] : averages[k - NUMBERS];
+                const float number = k < NUMBERS ? block.evidence[row][k] : averages[k - NUMBERS];
                 excess += (fmaxf(low[k] - number, 0.f) + fmaxf(number - high[k], 0.f)) / scale[k];
                 given[k] = (number - location[k]) / scale[k];
             }

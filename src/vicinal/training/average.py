@@ -43,11 +43,12 @@ def take_average(
 
 
 def _mixed(sources: Sequence[SourceDomain], batch: int, device: torch.device) -> Iterator[Tensor]:
-    """Yield batches in which every domain has its share, as it has in training."""
+    """Yield batches of one size in which all domains have the same part: each counts the same."""
     generator = torch.Generator().manual_seed(0)
     orders = [torch.randperm(len(source.train), generator=generator) for source in sources]
-    each, least = max(1, batch // len(sources)), min(map(len, orders))
-    for start in range(0, min(least, SETTLING // len(sources)), each):
+    most = min(SETTLING // len(sources), *map(len, orders))
+    each = max(1, min(most, batch // len(sources)))
+    for start in range(0, most - each + 1, each):
         images = [
             s.train.images[order[start : start + each]] for s, order in zip(sources, orders, strict=True)
         ]

@@ -21,7 +21,7 @@ from vicinal.training.scalars import Scalars
 from vicinal.training.state import Best, Facts, load_state, save_state
 
 EVALUATION_BATCH = 256
-CHECK_EVERY = EVERY  # of both the host waits for the device
+CHECK_EVERY = EVERY  # iterations: where weights are averaged the device is waited for as well
 
 
 class StoppedError(TrainingError):
@@ -39,7 +39,7 @@ def run_stage(
     resume: bool = False,
     facts: Facts | None = None,
 ) -> Best:
-    """Train to the end of a stage and leave the learner with the best weights by source validation."""
+    """Train to the end of a stage; leave the best weights by source validation, or an average of the last."""
     path = None if folder is None else folder / f"state-{stage.name}.safetensors"
     best, facts, done = Best(), {**(facts or {}), "domains": _counts(sources)}, 0
     if resume and path is not None and path.exists():
