@@ -3,6 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
+from vicinal.report import bars as bars_module
 from vicinal.report.bars import Bars
 
 
@@ -58,6 +59,29 @@ def test_counting_by_name_keeps_one_bar_a_name(console: Console) -> None:
     assert "evaluate" in first
     assert "meta seed 1" in second
     assert "2/9" in second
+
+
+def test_into_a_file_go_lines_now_and_then(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 10.0, 31.0, 31.0, 40.0, 62.0, 62.0])
+    monkeypatch.setattr(bars_module.time, "monotonic", lambda: next(clock))
+    with Bars(console) as bars:
+        bars.start("erm", 200)
+        for done in (10, 20, 30):
+            bars.advance(done, {"classify": done / 10})
+        said = shown(console).splitlines()
+        bars.count("meta [seed 0]", "train", 1, 9)
+        again = shown(console).splitlines()
+    assert said == ["erm  20/200  classify 2.000"]
+    assert again == [*said, "meta [seed 0]  1/9  train"]
+
+
+def test_on_a_terminal_there_are_bars_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), width=160, force_terminal=True)
+    monkeypatch.setattr(bars_module, "QUIET", -1.0)
+    with Bars(console) as bars:
+        bars.start("erm", 200)
+        bars.advance(10, {"classify": 1.0})
+    assert "erm  10/200" not in shown(console)
 
 
 def test_advancing_before_a_start_is_no_error(console: Console) -> None:

@@ -1,10 +1,16 @@
-"""Progress on a terminal: a bar a task, with the latest figures, images per second and the time left."""
+"""Progress on a terminal: a bar a task, with the latest figures, images per second and the time left.
 
+Into a file go lines: bars are drawn there once, when all is over, and hours would pass without a word.
+"""
+
+import time
 from collections.abc import Mapping
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+QUIET = 30.0  # seconds between two lines in a file
 
 
 class Bars:
@@ -23,6 +29,7 @@ class Bars:
         self._prefix = ""
         self._validation: float | None = None
         self._named: dict[str, TaskID] = {}
+        self._said = time.monotonic()
 
     def __enter__(self) -> "Bars":
         self._bars.start()
@@ -50,6 +57,7 @@ class Bars:
         if images_per_second is not None:
             figures.append(f"{images_per_second:,.0f} images/s")
         self._bars.update(self._current, completed=done, figures="  ".join(figures))
+        self._say(self._current)
 
     def note(self, text: str) -> None:
         """Name what the next bars belong to."""
@@ -60,3 +68,13 @@ class Bars:
         if name not in self._named:
             self._named[name] = self._bars.add_task(name, total=total, figures=stage)
         self._bars.update(self._named[name], completed=done, total=total, figures=stage)
+        self._say(self._named[name])
+
+    def _say(self, which: TaskID) -> None:
+        """Write how far a task is, where nobody sees its bar and nothing was said for a while."""
+        if self._bars.console.is_terminal or time.monotonic() - self._said < QUIET:
+            return
+        self._said = time.monotonic()
+        task = next(task for task in self._bars.tasks if task.id == which)
+        line = f"{task.description}  {task.completed:.0f}/{task.total:.0f}  {task.fields['figures']}"
+        self._bars.console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
