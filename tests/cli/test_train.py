@@ -52,6 +52,19 @@ def test_without_left_out_models_vnl_runs_by_its_defaults(
     assert vicinal("adapt", "run", domains / "light", "--device", "cpu").code == 0
 
 
+def test_weights_can_be_averaged(vicinal: Any, domains: Path, tmp_path: Path) -> None:
+    ran = vicinal("train", domains, *BARE, "--average", 0.5, "--out", "run")
+    assert ran.code == 0, ran.err
+    assert load(tmp_path / "run").config["train"]["average"] == 0.5
+    ran = vicinal("train", domains, *BARE, "--average", 0.25, "--out", "run", "--resume")
+    assert ran.code != 0
+    assert "average was 0.5 and is now 0.25" in " ".join(ran.err.split())
+    ran = vicinal("train", domains, *BARE, "--average", 2, "--out", "other")
+    assert ran.code != 0
+    assert "average is a share of the iterations" in " ".join(ran.err.split())
+    assert not (tmp_path / "other").exists()
+
+
 def test_bad_images_are_counted_listed_and_left_out(vicinal: Any, domains: Path, tmp_path: Path) -> None:
     (domains / "dark" / "left" / "3.png").write_bytes(b"text")
     ran = vicinal("train", domains, *BARE, "--skip-bad", "--out", "run")

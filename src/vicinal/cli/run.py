@@ -162,8 +162,8 @@ def train(
     """Train on the source domains, simulate the shift on left-out ones, choose the rule of test time."""
     given = {"iterations": iterations, "batch_size": batch_size, "backbone_lr": backbone_lr}
     training: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    training |= {"algorithm": algorithm, "second_order": second_order, "compile": compiled}
-    training |= {"average": average}
+    training |= {"algorithm": algorithm, "second_order": second_order, "average": average}
+    training |= {"compile": compiled}
     lessons: dict[str, Any] = {"leave_out": leave_out, "hardenings": tuple(harden or ())}
     lessons |= {"marginals": tuple(marginal)} if marginal else {}
     ALGORITHMS[algorithm]
