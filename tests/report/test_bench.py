@@ -11,7 +11,15 @@ from vicinal.benchmarks.bench import goals
 from vicinal.benchmarks.bench.records import BenchRecord
 from vicinal.report.bench import RANDOM, SMALLER, bench_table, command_of, notes, readme, write_bench
 from vicinal.report.bench_growth import growth_figure
-from vicinal.report.bench_rows import duration, growth_rows, memory_line, profile_lines, sections, size
+from vicinal.report.bench_rows import (
+    duration,
+    goal_line,
+    growth_rows,
+    memory_line,
+    profile_lines,
+    sections,
+    size,
+)
 
 SHAPE = {"backbone": "resnet18", "size": 224, "batch": 70, "stream_batch": 20, "classes": 7, "domains": 3}
 
@@ -75,6 +83,24 @@ def test_a_case_stands_beside_what_it_is_held_against() -> None:
         "the paper: 14.6 h on a 1080Ti",
         "at most 6.0 min: missed",
     )
+
+
+@pytest.mark.parametrize(
+    ("tent", "vnl", "told"),
+    [
+        (0.01, 0.013, "met: vnl without anchor: 1.30x tent, all parameters"),
+        (0.01, 0.01304, "missed: vnl without anchor: 1.304x tent, all parameters"),
+        (0.01, 0.0130002, "missed: vnl without anchor: 1.30002x tent, all parameters"),
+        (0.01, 0.0152, "missed: vnl without anchor: 1.52x tent, all parameters"),
+    ],
+)
+def test_a_narrow_miss_can_be_seen(tent: float, vnl: float, told: str) -> None:
+    measured = [
+        record("goals", "adaptation", goals.TENT, tent),
+        record("goals", "adaptation", goals.VNL, vnl),
+    ]
+    judged = next(item for item in goals.judge(measured) if item.goal.subject == goals.VNL)
+    assert goal_line(judged) == f"{told}; asked: at most 1.3x"
 
 
 def test_a_case_that_failed_says_why() -> None:

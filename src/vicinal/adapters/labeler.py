@@ -41,6 +41,6 @@ class StreamLabeler(nn.Module):
         y_w = neighbor_labels(z, w, 0) if draws is None else draws.mean(0)
         trust = (y_w * trusted).sum(-1, keepdim=True)
         torch._foreach_copy_(list(self.memory), list(memory))
-        own = (1 - trust) * logits.softmax(-1)
-        self.draws = None if draws is None else trust * draws + own
-        return trust * y_w + own
+        own = logits.softmax(-1)
+        self.draws = None if draws is None else torch.lerp(own.expand_as(draws), draws, trust)
+        return torch.lerp(own, y_w, trust)

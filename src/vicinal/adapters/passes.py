@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vicinal.adapters.contract import Adapter
 from vicinal.errors import AdapterError
 from vicinal.functional.losses import soft_cross_entropy
-from vicinal.graphs import adam_options
+from vicinal.graphs import Branch, adam_options
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Labels = Callable[[Tensor, Tensor], Tensor]
@@ -51,11 +51,14 @@ def update(adapter: Adapter, x: Tensor, loss: Loss) -> Tensor:
     if augment is not None and not adapter.norm.observed(len(x)):
         look(adapter, x)  # what the update moves is measured on the clean view, before and after
     view = x if augment is None else augment(x, adapter.generator)
+    with Branch(x.device) as branch:  # a dozen kernels on single numbers
+        share = _share_of_step(adapter)
     with adapter.norm.updating(len(x)):
         z, logits = adapter.model.features_and_logits(view)
     adapter.optimizer.zero_grad(set_to_none=True)
     loss(z, logits).backward()  # type: ignore[no-untyped-call]
-    take_step(adapter)
+    branch.join()
+    _take(adapter, share)
     return logits.detach()
 
 
@@ -66,11 +69,22 @@ def take_step(adapter: Adapter) -> None:
     With steps of about `lr` a parameter then stays within lr / pull of the source, however long the stream.
     The step has the share of its length that the adapter says, from rest that of Adam's momentum besides.
     """
-    assert adapter.optimizer is not None
+    _take(adapter, _share_of_step(adapter))
+
+
+@torch.no_grad()
+def _share_of_step(adapter: Adapter) -> Tensor | None:
     share = adapter.step_share()
-    if adapter.settings.from_rest and adapter.settings.optimizer == "adam":  # SGD corrects nothing
-        gained = _momentum_gained(adapter.optimizer)
-        share = gained if share is None else share * gained
+    if not adapter.settings.from_rest or adapter.settings.optimizer != "adam":  # SGD corrects nothing
+        return share
+    assert adapter.optimizer is not None
+    gained = _momentum_gained(adapter.optimizer)
+    return gained if share is None else share * gained
+
+
+@torch.no_grad()
+def _take(adapter: Adapter, share: Tensor | None) -> None:
+    assert adapter.optimizer is not None
     if share is None:
         adapter.optimizer.step()
     else:

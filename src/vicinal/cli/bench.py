@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 import typer
 
-from vicinal.benchmarks.bench.records import PARTS, BenchRecord, Ledger, read_bench
+from vicinal.benchmarks.bench.records import PARTS, SECTIONS, BenchRecord, Ledger, read_bench
 from vicinal.benchmarks.bench.run import Bench, device_name
 from vicinal.benchmarks.bench.scale import scale_for
 from vicinal.cli.console import Device, device_named, out
@@ -22,7 +22,11 @@ def bench_command(
         bool, typer.Option("--quick", help="A tiny net and tiny images: only to see that it runs.")
     ] = False,
     only: Annotated[
-        list[str] | None, typer.Option(help=f"{', '.join(PARTS)}; may be given again. Default: all.")
+        list[str] | None,
+        typer.Option(
+            help=f"{', '.join(PARTS)}, or a section of the goals: {', '.join(SECTIONS)}; may be given again. "
+            "Default: all."
+        ),
     ] = None,
     show: Annotated[
         bool, typer.Option("--show", help="Measure nothing: print and write up the records in --out.")
@@ -51,8 +55,8 @@ def bench_command(
 def _measure(device: str, quick: bool, parts: Sequence[str], out_dir: Path) -> list[BenchRecord]:
     """Measure the parts asked for and return all records of the folder."""
     for part in parts:
-        if part not in PARTS:
-            raise UnknownNameError("part", part, PARTS)
+        if part not in (*PARTS, *SECTIONS):
+            raise UnknownNameError("part", part, (*PARTS, *SECTIONS))
     place = torch.device(device_named(device))
     scale = scale_for(place.type, quick)
     ledger = Ledger(out_dir, parts, scale.name, device_name(place))

@@ -38,7 +38,8 @@ def growth_figure(records: Sequence[BenchRecord]) -> Figure | None:
         return None
     subjects = dict.fromkeys(group.partition(": ")[2] for group in groups)
     colours = dict(zip(subjects, PALETTE, strict=False))
-    figure, panels = grid(len(axes_here) * len(measures), width=3.2, height=2.3)
+    # Time above, memory below.
+    figure, panels = grid(len(axes_here) * len(measures), width=2.7, height=2.3, across=len(axes_here))
     places = [(unit, value, axis) for unit, value in measures for axis in axes_here]
     for ax, (unit, value, axis) in zip(panels, places, strict=True):
         for subject, colour in colours.items():

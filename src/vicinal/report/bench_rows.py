@@ -89,7 +89,7 @@ def case_row(record: BenchRecord, judged: Judged | None, group: Sequence[BenchRe
 
 def _against(record: BenchRecord, judged: Judged | None, group: Sequence[BenchRecord]) -> str:
     if judged is not None and judged.against:
-        return f"{judged.figure:.2f}x {judged.against}"
+        return f"{_times(judged)} {judged.against}"
     if judged is not None and judged.goal.note:
         return judged.goal.note
     plain = next((one for one in group if one.name == UNROLLED and one.rounds), None)
@@ -103,6 +103,14 @@ def goal_text(judged: Judged) -> str:
     return f"at most {_limit(judged)}: {judged.verdict}"
 
 
+def _times(judged: Judged) -> str:
+    """Return a ratio with as many digits as it takes to see on which side of the limit it lies."""
+    assert judged.figure is not None
+    told = (f"{judged.figure:.{digits}f}" for digits in (2, 3, 4))
+    apart = (text for text in told if judged.verdict != "missed" or float(text) > judged.goal.limit)
+    return f"{next(apart, f'{judged.figure:g}')}x"
+
+
 def _limit(judged: Judged) -> str:
     return f"{judged.goal.limit:g}x" if judged.goal.unit == "x" else duration(judged.goal.limit)
 
@@ -112,7 +120,7 @@ def goal_line(judged: Judged) -> str:
     where = {"deeper": ", deeper net"}.get(judged.goal.group, "")
     found = duration(judged.figure)
     if judged.figure is not None and judged.against:
-        found = f"{judged.figure:.2f}x {judged.against}"
+        found = f"{_times(judged)} {judged.against}"
     told = "; ".join(part for part in (found, f"asked: at most {_limit(judged)}", judged.why) if part)
     return f"{judged.verdict}: {judged.goal.subject}{where}: {told}"
 

@@ -33,9 +33,9 @@ _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 _FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
-def grid(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure of `count` panels in rows of at most three, drawn quietly."""
-    columns = min(max(count, 1), 3)
+def grid(count: int, width: float, height: float, across: int = 3) -> tuple[Figure, list[Axes]]:
+    """Return a figure of `count` panels in rows of at most `across`, drawn quietly."""
+    columns = min(max(count, 1), across)
     rows = -(-max(count, 1) // columns)
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained", facecolor="white")
     axes = [figure.add_subplot(rows, columns, i + 1) for i in range(count)]

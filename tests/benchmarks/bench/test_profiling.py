@@ -34,6 +34,9 @@ RELU = "void at::native::vectorized_elementwise_kernel<4, at::native::launch_cla
         ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", "reductions"),
         (RELU, "elementwise"),
         ("aten::threshold_backward", "elementwise"),
+        ("norm_backward", "normalization"),
+        ("average", "normalization"),
+        ("read_stream", "labels"),
         ("something nobody has seen", OTHER),
     ],
 )

@@ -1,6 +1,7 @@
 """Records through their file, and a file that is never another machine's."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,19 @@ def test_a_part_that_is_run_again_replaces_itself_alone(tmp_path: Path) -> None:
     assert [(record.part, record.name) for record in read_bench(tmp_path)] == [
         ("goals", "old"),
         ("growth", "new"),
+    ]
+
+
+def test_a_section_of_the_goals_that_is_run_again_replaces_itself_alone(tmp_path: Path) -> None:
+    first = Ledger(tmp_path, ("goals", "growth"), "full", "GPU")
+    for part, group in (("goals", "training"), ("goals", "adaptation"), ("growth", "adaptation")):
+        first.add(replace(made(part, "old"), group=group))
+    again = Ledger(tmp_path, ("adaptation",), "full", "GPU")
+    again.add(replace(made("goals", "new"), group="adaptation"))
+    assert [(record.part, record.group, record.name) for record in read_bench(tmp_path)] == [
+        ("goals", "training", "old"),
+        ("growth", "adaptation", "old"),
+        ("goals", "adaptation", "new"),
     ]
 
 

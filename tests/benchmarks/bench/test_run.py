@@ -7,7 +7,7 @@ import torch
 
 from vicinal.benchmarks.bench import goals
 from vicinal.benchmarks.bench.floor import Count, Rates
-from vicinal.benchmarks.bench.records import BenchRecord
+from vicinal.benchmarks.bench.records import SECTIONS, BenchRecord
 from vicinal.benchmarks.bench.run import Bench, device_name, with_floor
 from vicinal.benchmarks.bench.scale import QUICK, Shape
 
@@ -39,6 +39,13 @@ def test_every_goal_has_its_figure() -> None:
     assert erm.flops is not None
     assert first.flops > erm.flops
     assert all(r.seconds >= r.floor for r in records if r.floor is not None)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_section_of_the_goals_can_be_run_alone(section: str) -> None:
+    records = run(section)
+    assert {(record.part, record.group) for record in records} == {("goals", section)}
+    assert [record.error for record in records if record.error] == []
 
 
 def test_growth_has_a_record_for_each_value() -> None:

@@ -14,7 +14,11 @@ from vicinal.benchmarks.bench.timing import WARM_CALLS, Work, synchronize
 # The first that fits counts. Memory formats are in the names of all sorts of kernels: layout comes late.
 KINDS = (
     ("matrix products", r"xmma|gemm|cutlass|wgrad|dgrad|fprop|nvjet|winograd|conv(?!ert)|::(add)?b?a?mm"),
-    ("normalization", r"batch_?norm|bn_(fw|bw)|layer_?norm|group_?norm|welford"),
+    ("labels", r"^read_stream$"),
+    (
+        "normalization",
+        r"batch_?norm|bn_(fw|bw)|layer_?norm|group_?norm|welford|^norm_|^average$|^renormalize$",
+    ),
     ("optimizer", r"adam|multi_tensor|foreach|lerp"),
     ("fused by a compiler", r"^triton"),
     ("pooling", r"pool"),

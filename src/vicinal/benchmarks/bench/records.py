@@ -10,6 +10,7 @@ from typing import Any
 from vicinal.errors import ConfigError
 
 PARTS = ("goals", "profile", "growth")
+SECTIONS = ("training", "deeper", "adaptation", "loop", "stream")  # of the goals, measured apart
 FILE = "records.jsonl"
 
 
@@ -72,6 +73,11 @@ def read_bench(folder: Path) -> list[BenchRecord]:
     return [from_line(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
+def asked(part: str, group: str, names: Collection[str]) -> bool:
+    """Say whether a record is among those asked for, by its part or by its section of the goals."""
+    return part in names or (part == "goals" and group in names)
+
+
 class Ledger:
     """The file of a run: earlier records of other parts stay, new ones are appended as they come."""
 
@@ -82,7 +88,7 @@ class Ledger:
             held = f"{there[0].device}, {there[0].scale}"
             raise ConfigError(f"{folder} holds records of another run ({held}): choose another --out")
         folder.mkdir(parents=True, exist_ok=True)
-        self.records = [record for record in there if record.part not in parts]
+        self.records = [record for record in there if not asked(record.part, record.group, parts)]
         self._path.write_text("".join(as_line(record) + "\n" for record in self.records), encoding="utf-8")
 
     def add(self, record: BenchRecord) -> None:

@@ -20,7 +20,7 @@ from vicinal.benchmarks.bench.lineup import (
 )
 from vicinal.benchmarks.bench.measure import Measurement, measure
 from vicinal.benchmarks.bench.profiling import profiled
-from vicinal.benchmarks.bench.records import BenchRecord
+from vicinal.benchmarks.bench.records import BenchRecord, asked
 from vicinal.benchmarks.bench.scale import FULL, Scale, Shape
 from vicinal.benchmarks.bench.timing import PeakMemory, reason, release
 from vicinal.benchmarks.estimate import net_of
@@ -51,8 +51,7 @@ class Bench:
         """Measure the parts asked for."""
         gc.freeze()  # what is loaded stays: looking through it after every case would take half a minute
         try:
-            if "goals" in parts:
-                self._goals()
+            self._goals(parts)
             if "profile" in parts:
                 self._profiles()
             if "growth" in parts:
@@ -60,13 +59,22 @@ class Bench:
         finally:
             gc.unfreeze()
 
-    def _goals(self) -> None:
-        self.say("rates of matrix products and copies")
-        rates = measured_rates(self.device)
-        release(self.device)
-        for group, cases in goal_groups(self.scale, self.device):
+    def _goals(self, parts: Collection[str]) -> None:
+        stepwise = [
+            (group, cases)
+            for group, cases in goal_groups(self.scale, self.device)
+            if asked("goals", group, parts)
+        ]
+        if stepwise:
+            self.say("rates of matrix products and copies")
+            rates = measured_rates(self.device)
+            release(self.device)
+        for group, cases in stepwise:
             self._measure("goals", group, cases, self.scale.rounds, rates)
-        self._once("goals", "loop", goals.LOOP, self.scale.shape, self._loop)
+        if asked("goals", "loop", parts):
+            self._once("goals", "loop", goals.LOOP, self.scale.shape, self._loop)
+        if not asked("goals", "stream", parts):
+            return
         for name, update in ((goals.STREAM, "marginal"), (goals.STREAM_FREE, "entropy")):
             self._once("goals", "stream", name, self.scale.shape, partial(self._stream, update))
 
