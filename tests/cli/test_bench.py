@@ -31,7 +31,7 @@ def test_a_run_from_start_to_end_and_shown_again(vicinal: Any, tmp_path: Path) -
     assert {record.part for record in records} == {"goals", "profile", "growth"}
     assert [record.error for record in records if record.error] == []
     assert all(record.device.startswith("CPU") and record.versions["torch"] for record in records)
-    assert "VNL first order (float32)" in ran.out
+    assert "VNL first order (fp32)" in ran.out
     assert "no goal is judged" in ran.out
     readme = (tmp_path / "here" / "README.md").read_text()
     assert "vicinal bench --device cpu --quick --out here" in readme

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from vicinal.benchmarks.bench import goals
 from vicinal.benchmarks.bench.records import BenchRecord
-from vicinal.report.bench import RANDOM, SMALLER, bench_table, command_of, notes, readme, write_bench
+from vicinal.report.bench import RANDOM, SMALLER, bench_tables, command_of, notes, readme, write_bench
 from vicinal.report.bench_growth import growth_figure
 from vicinal.report.bench_rows import (
     duration,
@@ -192,8 +192,23 @@ def test_without_growth_there_is_no_plot() -> None:
     assert growth_figure([item for item in RECORDS if item.part != "growth"]) is None
 
 
+def printed(records: list[BenchRecord], width: int) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(*bench_tables(records), sep="\n")
+    return console.export_text()
+
+
 def test_the_terminal_table_holds_every_row() -> None:
-    console = Console(width=240, record=True, file=io.StringIO())
-    console.print(bench_table(RECORDS))
-    text = console.export_text()
+    text = printed(RECORDS, 240)
     assert all(what in text for what in rows())
+
+
+def test_a_heading_takes_one_line_of_a_narrow_terminal() -> None:
+    lines = [line.strip() for line in printed(RECORDS, 80).splitlines()]
+    assert "One step on 140 images, resnet18, 224 px, 7 classes" in lines
+
+
+def test_a_section_has_no_column_that_says_nothing() -> None:
+    loop = [record("goals", "loop", "10,000 VNL iterations", 200.0)]
+    assert "Floor" not in printed(loop, 240)
+    assert "Time" in printed(loop, 240)

@@ -12,7 +12,7 @@ from vicinal.benchmarks.bench.run import Bench, device_name
 from vicinal.benchmarks.bench.scale import scale_for
 from vicinal.cli.console import Device, device_named, out
 from vicinal.errors import DataError, UnknownNameError
-from vicinal.report.bench import bench_table, notes, write_bench
+from vicinal.report.bench import bench_tables, notes, write_bench
 from vicinal.report.bench_rows import memory_line, profile_lines
 
 
@@ -44,7 +44,7 @@ def bench_command(
     if not records:
         raise DataError(f"{out_dir} holds no records: run vicinal bench --out {out_dir}")
     write_bench(out_dir, records)
-    out.print(bench_table(records))
+    out.print(*bench_tables(records), sep="\n")
     for line in (memory_line(records), *profile_lines(records), *notes(records)):
         out.print(line, markup=False, highlight=False)
     out.print(f"{len(records)} records and a README in {out_dir}", markup=False, highlight=False)

@@ -1,4 +1,4 @@
-"""`vicinal bench` for the terminal and its folder: one table, the goals, where the time goes, growth."""
+"""`vicinal bench` for the terminal and its folder: the table, the goals, where the time goes, growth."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from rich.table import Table
 from vicinal.benchmarks.bench.goals import judge
 from vicinal.benchmarks.bench.records import FILE, BenchRecord
 from vicinal.report.bench_growth import growth_figure
-from vicinal.report.bench_rows import HEADINGS, goal_line, memory_line, profile_lines, sections
+from vicinal.report.bench_rows import HEADINGS, Row, goal_line, memory_line, profile_lines, sections
 from vicinal.report.canvas import figure_png
 from vicinal.report.formats import markdown_text
 from vicinal.report.page import replace_text
@@ -28,17 +28,24 @@ COLUMNS = (
 )
 
 
-def bench_table(records: Sequence[BenchRecord]) -> Table:
-    """Return the table for a terminal."""
-    table = Table(box=SIMPLE_HEAD)
-    for number, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="right" if heading in ("Floor", "Times floor") else "left")
-        table.columns[number].overflow = "fold"
-    for heading, rows in sections(records):
-        table.add_section()
-        table.add_row(f"[dim]{escape(heading)}[/dim]")
-        for row in rows:
-            table.add_row(*map(escape, row.cells))
+def bench_tables(records: Sequence[BenchRecord]) -> list[Table]:
+    """Return what a terminal shows: a table for each section, without the columns that say nothing there."""
+    return [_section_table(heading, rows) for heading, rows in sections(records)]
+
+
+def _section_table(heading: str, rows: Sequence[Row]) -> Table:
+    title = escape(heading[0].upper() + heading[1:])
+    table = Table(
+        box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", padding=(0, 1, 0, 0)
+    )
+    told = [
+        number for number in range(len(HEADINGS)) if number == 0 or any(row.cells[number] for row in rows)
+    ]
+    for number in told:
+        name = HEADINGS[number]
+        table.add_column(name, justify="right" if name in ("Floor", "Times floor") else "left")
+    for row in rows:
+        table.add_row(*(escape(row.cells[number]) for number in told))
     return table
 
 

@@ -9,6 +9,7 @@ from vicinal.benchmarks.bench.records import BenchRecord
 from vicinal.benchmarks.bench.timing import ratio
 
 HEADINGS = ("What", "Time", "Against", "Goal", "Floor", "Times floor", "Peak memory")
+SHORT = {"bfloat16": "bf16", "float32": "fp32"}  # as people write them
 GROUPS = ("training", "deeper", "adaptation", "loop", "stream")
 
 
@@ -71,7 +72,8 @@ def _heading(record: BenchRecord) -> str:
 
 def case_row(record: BenchRecord, judged: Judged | None, group: Sequence[BenchRecord]) -> Row:
     """Return what was found of one case."""
-    name = f"{record.name} ({record.precision})" if record.precision else record.name
+    precision = SHORT.get(record.precision, record.precision)
+    name = f"{record.name} ({precision})" if precision else record.name
     if record.error:
         return Row(name, f"failed: {record.error}")
     floor = record.floor
