@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 
 from vicinal.data.catalog import DATASETS
 
-AXES = ("classes", "size", "batch", "domains", "backbone")
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -44,6 +42,10 @@ class Scale:
     deeper: str | None = None  # a second net, for second order
     judged: bool = False  # whether these are the shapes that the goals speak of
 
+    def measures(self, name: str) -> bool:
+        """Say whether there is anything to measure of a part or of a section of the goals."""
+        return name != "deeper" or self.deeper is not None
+
 
 FULL = Scale(
     "full",
@@ -68,9 +70,9 @@ FULL = Scale(
 SMALL = Scale(
     "small",
     Shape("resnet18", 64, 4, 4),
-    rounds=3,
-    growth_rounds=2,
-    round_seconds=0.0,
+    rounds=5,
+    growth_rounds=3,
+    round_seconds=0.1,
     iterations=10,
     source_images=16,
     val_images=4,
@@ -87,6 +89,9 @@ QUICK = replace(
     SMALL,
     name="quick",
     shape=Shape("small", 16, 6, 6),
+    rounds=3,
+    growth_rounds=2,
+    round_seconds=0.0,
     iterations=20,
     growth={
         "classes": (7, 65),
@@ -96,6 +101,7 @@ QUICK = replace(
         "backbone": ("small", "resnet18"),
     },
 )
+SCALES = {scale.name: scale for scale in (FULL, SMALL, QUICK)}
 
 
 def scale_for(device: str, quick: bool) -> Scale:
