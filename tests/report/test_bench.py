@@ -8,9 +8,10 @@ import pytest
 from rich.console import Console
 
 from vicinal.benchmarks.bench import goals
-from vicinal.benchmarks.bench.records import BenchRecord
-from vicinal.report.bench import RANDOM, SMALLER, bench_tables, command_of, notes, readme, write_bench
+from vicinal.benchmarks.bench.records import SECTIONS, BenchRecord
+from vicinal.report.bench import RANDOM, SMALLER, bench_tables, notes, readme, remarks, write_bench
 from vicinal.report.bench_growth import growth_figure
+from vicinal.report.bench_origin import command_of, origin_lines
 from vicinal.report.bench_rows import (
     duration,
     goal_line,
@@ -38,7 +39,7 @@ def record(part: str, group: str, name: str, *rounds: float, **told: Any) -> Ben
 
 RECORDS = [
     record("goals", "training", goals.PLAIN[0], 0.02, precision="tf32"),
-    record("goals", "training", goals.PLAIN[2], error="RuntimeError: no | compiler"),
+    record("goals", "training", goals.PLAIN[3], error="RuntimeError: no | compiler"),
     record(
         "goals", "training", goals.ERM, 0.03, floor_arithmetic=0.01, floor_memory=0.002, peak_bytes=3 << 30
     ),
@@ -103,6 +104,28 @@ def test_a_narrow_miss_can_be_seen(tent: float, vnl: float, told: str) -> None:
     assert goal_line(judged) == f"{told}; asked: at most 1.3x"
 
 
+def test_how_far_rounds_lie_apart_can_be_seen() -> None:
+    measured = [
+        record("goals", "adaptation", goals.TENT, 0.010, 0.010, 0.010),
+        record("goals", "adaptation", goals.VNL, 0.01302, 0.0129, 0.0131),
+    ]
+    judged = next(item for item in goals.judge(measured) if item.goal.subject == goals.VNL)
+    told = "1.302x tent, all parameters (1.290 to 1.310)"
+    assert goal_line(judged) == f"missed: vnl without anchor: {told}; asked: at most 1.3x"
+    (_, rows), *_ = sections(measured)
+    assert rows[1].against == told
+
+
+def test_each_way_of_running_has_its_line() -> None:
+    seconds = dict(zip(goals.PLAIN, (0.05, 0.04, 0.03, 0.03, 0.02, 0.025), strict=True))
+    own = {goals.ERM: 0.027, goals.ERM + goals.COMPILED: 0.025}
+    measured = [record("goals", "training", name, taken) for name, taken in {**seconds, **own}.items()]
+    lines = readme(measured, "command", picture=False).splitlines()
+    assert "- met: ERM step: 0.90x plain ERM, autocast, captured; asked: at most 1x" in lines
+    against = "plain ERM, autocast, compiled, reduce-overhead"
+    assert f"- missed: ERM step, compiled: 1.25x {against}; asked: at most 1x" in lines
+
+
 def test_a_case_that_failed_says_why() -> None:
     assert rows()["plain ERM, autocast, compiled"][1] == "failed: RuntimeError: no | compiler"
 
@@ -124,7 +147,7 @@ def test_growth_is_a_line_for_each_series() -> None:
 def test_where_the_time_goes() -> None:
     erm, first = profile_lines(RECORDS)
     shares = "matrix products 80% (24.00 ms), the device waits 20% (6.00 ms)"
-    assert erm == f"ERM step, 30.00 ms a step, floor 10.00 ms: {shares}"
+    assert erm == f"ERM step, 30.00 ms a profiled step, floor 10.00 ms: {shares}"
     assert first == "VNL first order: not profiled (RuntimeError: no profiler)"
 
 
@@ -148,11 +171,14 @@ def test_sizes_in_their_unit() -> None:
 def test_the_readme_says_command_goals_and_what_is_missing() -> None:
     text = readme(RECORDS, "vicinal bench --out here", picture=True)
     assert "vicinal bench --out here" in text
-    assert "- missed: ERM step: 1.50x plain ERM; asked: at most 1x" in text
+    absent = "; ".join(goals.PLAIN_EAGER[1:])
+    assert f"- missed: ERM step: 1.50x plain ERM; asked: at most 1x; not held against {absent} (no" in text
     assert "- met: VNL first order: 1.50x ERM step; asked: at most 2x" in text
     assert "- not measured: VNL second order: asked: at most 2x; not run" in text
     assert "- 10,000 VNL iterations: extrapolated from 300." in text
-    assert "GPU, torch 2.0." in text
+    assert "GPU, torch 2.0, commit unknown." in text
+    assert "estimate" in text
+    assert "of\nthe profiled step" in text
     assert RANDOM in text
     assert SMALLER not in text
     assert "growth.png" in text
@@ -165,10 +191,62 @@ def test_smaller_runs_say_so() -> None:
     assert notes([record("goals", "loop", goals.LOOP, 1.0, judged=False)]) == [SMALLER, RANDOM]
 
 
-def test_the_command_that_measures_the_same_again(tmp_path: Path) -> None:
-    assert command_of(RECORDS, Path("here")) == "vicinal bench --device cuda --out here"
-    quick = record("goals", "loop", goals.LOOP, 1.0, scale="quick", device="CPU, 2 threads")
-    assert command_of([quick], Path("here")) == "vicinal bench --device cpu --quick --out here"
+def test_a_case_that_was_not_counted_says_why() -> None:
+    shy = record("goals", "training", goals.ERM, 1.0, extra={"uncounted": "RuntimeError: no rule"})
+    failed = record("goals", "training", goals.FIRST, extra={"uncounted": "a"}, error="a")
+    assert remarks([shy, failed]) == ["ERM step: not counted (RuntimeError: no rule)."]
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        ({"torch": "2.0"}, "GPU, torch 2.0, commit unknown."),
+        ({"torch": "2.0", "commit": "0123456789abcdef"}, "GPU, torch 2.0, commit 0123456789ab."),
+        (
+            {"commit": "0123", "changes": "uncommitted", "torch": "2.0"},
+            "GPU, torch 2.0, commit 0123 with uncommitted changes.",
+        ),
+        ({"commit": "0123", "changes": "none"}, "GPU, commit 0123."),
+        ({"commit": "0123", "commit_by": "VICINAL_COMMIT"}, "GPU, commit 0123 by VICINAL_COMMIT."),
+        (
+            {"torch": "2.0", "driver": "570.1", "cuda": "12.8", "cudnn": "91002"},
+            "GPU, torch 2.0, CUDA 12.8, cuDNN 91002, driver 570.1, commit unknown.",
+        ),
+    ],
+)
+def test_what_made_the_records(told: dict[str, str], text: str) -> None:
+    assert origin_lines([record("goals", "loop", goals.LOOP, 1.0, versions=told)] * 2) == [text]
+
+
+def test_all_that_made_the_records_is_named() -> None:
+    first, second = ({"torch": "2.0", "commit": name} for name in ("aaa", "bbb"))
+    records = [
+        record("goals", "training", goals.ERM, 1.0, versions=first),
+        record("goals", "training", goals.FIRST, 1.0, versions=first),
+        record("goals", "loop", goals.LOOP, 1.0, versions=second),
+        record("growth", "size: ERM step", "7", 1.0, versions=first),
+    ]
+    assert origin_lines(records)[1:] == [
+        "- GPU, torch 2.0, commit aaa: training, growth.",
+        "- GPU, torch 2.0, commit bbb: loop.",
+    ]
+    assert "- GPU, torch 2.0, commit bbb: loop." in readme(records, "command", picture=False).splitlines()
+
+
+def whole(*sections: str, **told: Any) -> list[BenchRecord]:
+    return [record("goals", section, "a", 1.0, **told) for section in sections]
+
+
+def test_the_command_that_measures_the_same_again() -> None:
+    rest = [record(part, "g", "a", 1.0) for part in ("profile", "growth")]
+    assert command_of([*whole(*SECTIONS), *rest], Path("here")) == "vicinal bench --device cuda --out here"
+    assert command_of(whole(*SECTIONS), Path("here")) == "vicinal bench --device cuda --only goals --out here"
+    some = command_of([*whole("training", "loop"), rest[1]], Path("here"))
+    assert some == "vicinal bench --device cuda --only training --only loop --only growth --out here"
+    cpu = {"scale": "quick", "device": "CPU, A Fast One, 2 threads"}
+    sections = [section for section in SECTIONS if section != "deeper"]  # a quick run has none
+    quick = command_of(whole(*sections, **cpu), Path("here"))
+    assert quick == "vicinal bench --device cpu --quick --only goals --out here"
 
 
 def test_everything_is_written(tmp_path: Path) -> None:

@@ -7,13 +7,16 @@ from typing import Annotated
 import torch
 import typer
 
-from vicinal.benchmarks.bench.records import PARTS, SECTIONS, BenchRecord, Ledger, read_bench
-from vicinal.benchmarks.bench.run import Bench, device_name
-from vicinal.benchmarks.bench.scale import scale_for
+from vicinal.benchmarks.bench.machine import device_name
+from vicinal.benchmarks.bench.records import PARTS, SECTIONS, BenchRecord, Ledger, Place, read_bench
+from vicinal.benchmarks.bench.run import Bench
+from vicinal.benchmarks.bench.scale import Scale, scale_for
 from vicinal.cli.console import Device, device_named, out
-from vicinal.errors import DataError, UnknownNameError
+from vicinal.errors import ConfigError, DataError, UnknownNameError
 from vicinal.report.bench import bench_tables, notes, write_bench
+from vicinal.report.bench_origin import origin_lines
 from vicinal.report.bench_rows import memory_line, profile_lines
+from vicinal.versions import versions
 
 
 def bench_command(
@@ -29,7 +32,10 @@ def bench_command(
         ),
     ] = None,
     show: Annotated[
-        bool, typer.Option("--show", help="Measure nothing: print and write up the records in --out.")
+        bool,
+        typer.Option(
+            "--show", help="Measure nothing: print the records in --out, write README.md and growth.png anew."
+        ),
     ] = False,
     out_dir: Annotated[Path, typer.Option("--out", help="records.jsonl, README.md and growth.png.")] = Path(
         "bench"
@@ -40,27 +46,42 @@ def bench_command(
     Random images and weights: needs no data and downloads nothing. On a CPU it runs smaller. Exit code 1 if a
     case failed; a goal that is missed is no failure.
     """
-    records = read_bench(out_dir) if show else _measure(device, quick, tuple(only or PARTS), out_dir)
+    if show and only:
+        raise ConfigError("--show prints all records of --out: leave --only away")
+    records = read_bench(out_dir, _say) if show else _measure(device, quick, tuple(only or PARTS), out_dir)
     if not records:
         raise DataError(f"{out_dir} holds no records: run vicinal bench --out {out_dir}")
     write_bench(out_dir, records)
     out.print(*bench_tables(records), sep="\n")
-    for line in (memory_line(records), *profile_lines(records), *notes(records)):
-        out.print(line, markup=False, highlight=False)
-    out.print(f"{len(records)} records and a README in {out_dir}", markup=False, highlight=False)
+    for line in (memory_line(records), *profile_lines(records), *notes(records), *origin_lines(records)):
+        _say(line)
+    _say(f"{len(records)} records and a README in {out_dir}")
     if any(record.error for record in records):
         raise typer.Exit(1)
 
 
 def _measure(device: str, quick: bool, parts: Sequence[str], out_dir: Path) -> list[BenchRecord]:
     """Measure the parts asked for and return all records of the folder."""
+    place = torch.device(device_named(device))
+    scale = scale_for(place.type, quick)
+    _check(parts, scale)
+    made_by = Place(device_name(place), scale.name, versions()["torch"])
+    ledger = Ledger(out_dir, parts, made_by, _say)
+    with out.status("starting") as status:
+        say = status.update if out.is_terminal else out.print  # a log keeps what a terminal overwrites
+        Bench(scale, place, ledger.replace, say).run(parts)
+    ledger.finish()
+    return ledger.records
+
+
+def _check(parts: Sequence[str], scale: Scale) -> None:
+    """Refuse names that nobody knows and sections without a case at this size."""
     for part in parts:
         if part not in (*PARTS, *SECTIONS):
             raise UnknownNameError("part", part, (*PARTS, *SECTIONS))
-    place = torch.device(device_named(device))
-    scale = scale_for(place.type, quick)
-    ledger = Ledger(out_dir, parts, scale.name, device_name(place))
-    with out.status("starting") as status:
-        say = status.update if out.is_terminal else out.print  # a log keeps what a terminal overwrites
-        Bench(scale, place, ledger.add, say).run(parts)
-    return ledger.records
+        if not scale.measures(part):
+            raise ConfigError(f"'{part}' has no cases at the scale '{scale.name}': only a full run has some")
+
+
+def _say(text: str) -> None:
+    out.print(text, markup=False, highlight=False)

@@ -10,6 +10,7 @@ from rich.table import Table
 from vicinal.benchmarks.bench.goals import judge
 from vicinal.benchmarks.bench.records import FILE, BenchRecord
 from vicinal.report.bench_growth import growth_figure
+from vicinal.report.bench_origin import command_of, origin_lines
 from vicinal.report.bench_rows import HEADINGS, Row, goal_line, memory_line, profile_lines, sections
 from vicinal.report.canvas import figure_png
 from vicinal.report.formats import markdown_text
@@ -22,9 +23,16 @@ SMALLER = (
 RANDOM = "Images and weights are random: no data set is read and nothing is downloaded."
 COLUMNS = (
     "Times are medians over rounds in which all cases of a section run in turn, ratios medians over the same",
-    "rounds. The floor is the larger of two: counted operations over the measured rate of large matrix",
-    "products in the step's precision, and the bytes that these and the optimizer must move over the rate of",
-    "a copy. Peak memory is what a step takes on the GPU: net, gradients, optimizer, activations, recording.",
+    "rounds, in brackets the lowest and the highest of them. The floor is an estimate from below, the larger",
+    "of two: counted operations over the measured rate of large matrix products in the step's precision, and",
+    "the bytes that these and the optimizer must move over the rate of a copy. Peak memory of a step is the",
+    "most it takes on the GPU after warm-up and recording: net, gradients, optimizer, activations, and all",
+    "memory that its recording keeps; scratch memory of cuBLAS is not in it. That of the loop and of streams",
+    "is the most that tensors took from start to end, images included.",
+)
+PROFILED = (
+    "Kernels are grouped by their names. Steps run slower while they are profiled: shares, waits too, are of",
+    "the profiled step.",
 )
 
 
@@ -54,11 +62,11 @@ def notes(records: Sequence[BenchRecord]) -> list[str]:
     return [RANDOM] if all(record.judged for record in records) else [SMALLER, RANDOM]
 
 
-def command_of(records: Sequence[BenchRecord], folder: Path) -> str:
-    """Return the command that measures the same again."""
-    device = "cpu" if records[0].device.startswith("CPU") else "cuda"
-    quick = " --quick" if records[0].scale == "quick" else ""
-    return f"vicinal bench --device {device}{quick} --out {folder}"
+def remarks(records: Sequence[BenchRecord]) -> list[str]:
+    """Return what single records have to say: how they were made, and why one was not counted."""
+    said = [f"{record.name}: {record.extra['note']}." for record in records if "note" in record.extra]
+    uncounted = [record for record in records if "uncounted" in record.extra and not record.error]
+    return said + [f"{record.name}: not counted ({record.extra['uncounted']})." for record in uncounted]
 
 
 def write_bench(folder: Path, records: Sequence[BenchRecord]) -> None:
@@ -71,10 +79,8 @@ def write_bench(folder: Path, records: Sequence[BenchRecord]) -> None:
 
 def readme(records: Sequence[BenchRecord], command: str, picture: bool) -> str:
     """Return the text of a folder: command, goals, table, where the time goes."""
-    facts = records[0]
-    where = f"{facts.device}, torch {facts.versions.get('torch', 'unknown')}."
     lines = ["# The cost of training and adaptation", "", "```", command, "```", ""]
-    lines += [markdown_text(text) for text in (where, *notes(records))]
+    lines += [markdown_text(text) for text in (*notes(records), *origin_lines(records))]
     if any(record.part == "goals" for record in records):
         told = [*map(goal_line, judge(records)), memory_line(records)]
         lines += ["", "## Goals", "", *(f"- {markdown_text(line)}" for line in told)]
@@ -83,11 +89,12 @@ def readme(records: Sequence[BenchRecord], command: str, picture: bool) -> str:
         lines += ["", markdown_text(heading[0].upper() + heading[1:]) + ":", ""]
         lines += [f"| {' | '.join(HEADINGS)} |", "|---|---|---|---|---:|---:|---|"]
         lines += [f"| {' | '.join(map(markdown_text, row.cells))} |" for row in rows]
-    said = [f"{record.name}: {record.extra['note']}." for record in records if "note" in record.extra]
+    said = remarks(records)
     lines += ["", *(f"- {markdown_text(text)}" for text in said)] if said else []
     profiles = profile_lines(records)
     if profiles:
-        lines += ["", "## Where the time goes", "", *(f"- {markdown_text(line)}" for line in profiles)]
+        lines += ["", "## Where the time goes", "", *PROFILED, ""]
+        lines += [f"- {markdown_text(line)}" for line in profiles]
     if picture:
         lines += ["", "## How cost grows", "", f"![Time and memory against each axis]({PICTURE})"]
     return "\n".join([*lines, "", f"Every case with all its facts is in `{FILE}`.", ""])

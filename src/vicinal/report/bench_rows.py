@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 from vicinal.benchmarks.bench.goals import DOUBLE, GOALS, UNROLLED, Judged, judge, of_group
 from vicinal.benchmarks.bench.profiling import WAITING
-from vicinal.benchmarks.bench.records import BenchRecord
+from vicinal.benchmarks.bench.records import SECTIONS, BenchRecord
 from vicinal.benchmarks.bench.timing import ratio
 
 HEADINGS = ("What", "Time", "Against", "Goal", "Floor", "Times floor", "Peak memory")
 SHORT = {"bfloat16": "bf16", "float32": "fp32"}  # as people write them
-GROUPS = ("training", "deeper", "adaptation", "loop", "stream")
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def sections(records: Sequence[BenchRecord]) -> list[tuple[str, list[Row]]]:
     """Return the whole table: a heading and its rows for each group of cases, then growth."""
     judged = judge(records)
     made = []
-    for group in GROUPS:
+    for group in SECTIONS:
         members = of_group(records, group)
         mine = {item.goal.subject: item for item in judged if item.goal.group == group}
         if members:
@@ -91,7 +90,7 @@ def case_row(record: BenchRecord, judged: Judged | None, group: Sequence[BenchRe
 
 def _against(record: BenchRecord, judged: Judged | None, group: Sequence[BenchRecord]) -> str:
     if judged is not None and judged.against:
-        return f"{_times(judged)} {judged.against}"
+        return held_against(judged)
     if judged is not None and judged.goal.note:
         return judged.goal.note
     plain = next((one for one in group if one.name == UNROLLED and one.rounds), None)
@@ -103,6 +102,12 @@ def _against(record: BenchRecord, judged: Judged | None, group: Sequence[BenchRe
 def goal_text(judged: Judged) -> str:
     """Return what was asked and whether it was reached."""
     return f"at most {_limit(judged)}: {judged.verdict}"
+
+
+def held_against(judged: Judged) -> str:
+    """Return a ratio with what it is to, and how far the rounds lie apart."""
+    rounds = "" if judged.spread is None else " ({:.3f} to {:.3f})".format(*judged.spread)
+    return f"{_times(judged)} {judged.against}{rounds}"
 
 
 def _times(judged: Judged) -> str:
@@ -122,7 +127,7 @@ def goal_line(judged: Judged) -> str:
     where = {"deeper": ", deeper net"}.get(judged.goal.group, "")
     found = duration(judged.figure)
     if judged.figure is not None and judged.against:
-        found = f"{_times(judged)} {judged.against}"
+        found = held_against(judged)
     told = "; ".join(part for part in (found, f"asked: at most {_limit(judged)}", judged.why) if part)
     return f"{judged.verdict}: {judged.goal.subject}{where}: {told}"
 
@@ -187,7 +192,7 @@ def _profile_line(record: BenchRecord, measured: BenchRecord | None) -> str:
         if value >= 0.005 * total
     ]
     floor = "" if measured is None or measured.floor is None else f", floor {1e3 * measured.floor:.2f} ms"
-    return f"{record.name}, {total:.2f} ms a step{floor}: {', '.join(shares)}"
+    return f"{record.name}, {total:.2f} ms a profiled step{floor}: {', '.join(shares)}"
 
 
 def _kind(kind: str, device: str) -> str:

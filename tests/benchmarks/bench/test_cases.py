@@ -14,11 +14,15 @@ from vicinal.benchmarks.bench.cases import (
     loop_marks,
     random_sources,
     stream_seconds,
+    stream_time,
     training_step,
 )
 from vicinal.benchmarks.bench.floor import counting
 from vicinal.benchmarks.bench.lineup import growing_shapes
+from vicinal.benchmarks.bench.records import PARTS, SECTIONS
 from vicinal.benchmarks.bench.scale import FULL, QUICK, SMALL, Shape, scale_for
+from vicinal.data.streams import Stream
+from vicinal.evaluation.online import OnBatch, Outcome, run_online
 from vicinal.training.learner import ALGORITHMS
 
 CPU = torch.device("cpu")
@@ -90,12 +94,25 @@ def test_a_long_run_is_its_start_and_then_a_steady_rate() -> None:
 def test_a_stream_is_run_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def watched(adapter: Adapter, stream: object) -> None:
-        seen.append([len(x) for x in stream.batches(CPU)])  # type: ignore[attr-defined]
+    def watched(adapter: Adapter, stream: Stream, on_batch: OnBatch) -> Outcome:
+        seen.append([len(x) for x in stream.batches(CPU)])
+        return run_online(adapter, stream, on_batch)
 
     monkeypatch.setattr("vicinal.benchmarks.bench.cases.run_online", watched)
-    assert stream_seconds("vnl", replace(QUICK, shape=SHAPE, streams=(9, 4)), CPU) > 0
+    taken = stream_seconds("vnl", replace(QUICK, shape=SHAPE, streams=(9, 4)), CPU)
+    assert taken.total > taken.set_up > 0
     assert seen == [[4, 4, 1], [4]]
+
+
+def test_set_up_is_the_adapter_and_what_first_batches_take_longer() -> None:
+    # Made in 2 s; batches of 5, 4, 1, 1 and 1.5 s, the first two no replays; a second until the end.
+    assert stream_time([10.0, 12.0, 17.0, 21.0, 22.0, 23.0, 24.5, 25.5]) == pytest.approx(
+        (15.5, 2 + 5 + 4 - 2)
+    )
+    assert stream_time([0.0, 2.0, 7.0, 8.0]) == pytest.approx((8.0, 2.0))  # no later batch to compare with
+    assert stream_time([0.0, 2.0, 3.0, 4.0, 6.0, 6.0]) == pytest.approx(
+        (6.0, 2.0)
+    )  # first ones are not slower
 
 
 def test_domains_are_as_many_and_as_large_as_asked() -> None:
@@ -111,6 +128,18 @@ def test_sizes_of_the_goals_are_for_a_gpu() -> None:
     assert (FULL.judged, SMALL.judged, QUICK.judged) == (True, False, False)
     assert FULL.shape == Shape("resnet18", 224, 70, 20, classes=7, domains=3)
     assert sum(FULL.streams) == 9991  # PACS
+
+
+def test_a_small_run_takes_rounds_that_a_clock_can_measure() -> None:
+    assert SMALL.rounds >= 5
+    assert SMALL.round_seconds >= 0.1
+    assert QUICK.round_seconds == 0.0  # that one is to see that it runs
+
+
+def test_a_scale_says_what_it_does_not_measure() -> None:
+    assert FULL.measures("deeper")
+    assert not SMALL.measures("deeper")
+    assert all(SMALL.measures(name) for name in (*PARTS, *SECTIONS) if name != "deeper")
 
 
 @pytest.mark.parametrize("scale", [FULL, SMALL, QUICK], ids=lambda scale: scale.name)

@@ -6,11 +6,14 @@ import pytest
 
 from vicinal.benchmarks.bench.goals import (
     ANCHORED,
+    COMPILED,
     ERM,
     FIRST,
     GOALS,
     LOOP,
     PLAIN,
+    PLAIN_COMPILED,
+    PLAIN_EAGER,
     SECOND,
     STREAM,
     TENT,
@@ -35,7 +38,8 @@ def verdict(records: list[BenchRecord], group: str, subject: str) -> Judged:
 def test_the_goals_are_those_that_were_set() -> None:
     limits = {(goal.group, goal.subject): (goal.limit, goal.against) for goal in GOALS}
     assert limits == {
-        ("training", ERM): (1.0, PLAIN),
+        ("training", ERM): (1.0, PLAIN_EAGER),
+        ("training", ERM + COMPILED): (1.0, PLAIN),
         ("training", FIRST): (2.0, (ERM,)),
         ("training", SECOND): (2.0, (FIRST,)),
         ("deeper", SECOND): (2.0, (FIRST,)),
@@ -59,19 +63,42 @@ def test_a_ratio_is_taken_round_by_round() -> None:
     assert verdict(records, "training", FIRST).figure == 1.0
 
 
-def test_the_best_plain_loop_counts() -> None:
-    records = [
-        record("training", name, seconds) for name, seconds in zip(PLAIN, (3.0, 2.0, 2.5), strict=True)
-    ]
-    found = verdict([*records, record("training", ERM, 2.2)], "training", ERM)
-    assert (found.against, found.verdict) == (PLAIN[1], "missed")
+def plain(*seconds: float) -> list[BenchRecord]:
+    return [record("training", name, taken) for name, taken in zip(PLAIN, seconds, strict=True)]
+
+
+def test_the_best_plain_loop_counts_like_for_like() -> None:
+    own = [record("training", ERM, 2.2), record("training", ERM + COMPILED, 1.2)]
+    records = [*plain(3.0, 2.5, 2.0, 1.8, 1.5, 1.6), *own]
+    found = verdict(records, "training", ERM)  # no compiler on either side
+    assert (found.against, found.verdict, found.why) == (PLAIN_EAGER[2], "missed", "")
     assert found.figure == pytest.approx(1.1)
+    found = verdict(records, "training", ERM + COMPILED)
+    assert (found.against, found.verdict, found.why) == (PLAIN_COMPILED[1], "met", "")
+    assert found.figure == pytest.approx(0.8)
 
 
-def test_a_plain_loop_that_failed_does_not_count() -> None:
-    records = [record("training", PLAIN[0], 3.0), record("training", PLAIN[2], error="no compiler")]
+def test_a_compiled_step_is_held_against_loops_without_a_compiler_too() -> None:
+    records = [*plain(3.0, 2.5, 1.0, 1.8, 1.5, 1.6), record("training", ERM + COMPILED, 1.2)]
+    found = verdict(records, "training", ERM + COMPILED)
+    assert (found.against, found.verdict) == (PLAIN_EAGER[2], "missed")
+
+
+def test_a_plain_loop_that_failed_or_is_missing_is_named() -> None:
+    records = [record("training", PLAIN[0], 3.0), record("training", PLAIN[2], error="no graph")]
     found = verdict([*records, record("training", ERM, 2.0)], "training", ERM)
     assert (found.against, found.verdict) == (PLAIN[0], "met")
+    assert found.why == f"not held against {PLAIN[1]}; {PLAIN[2]} (no times here)"
+
+
+def test_the_spread_of_the_rounds_comes_with_the_ratio() -> None:
+    records = [record("training", ERM, 1.0, 2.0, 4.0), record("training", FIRST, 1.5, 3.2, 5.2)]
+    found = verdict(records, "training", FIRST)
+    assert found.figure == pytest.approx(1.5)
+    assert found.spread == pytest.approx((1.3, 1.6))
+    one = verdict([record("training", ERM, 1.0), record("training", FIRST, 1.5)], "training", FIRST)
+    assert one.spread is None
+    assert verdict([record("loop", LOOP, 10.0)], "loop", LOOP).spread is None
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(359.0, "met"), (361.0, "missed")])

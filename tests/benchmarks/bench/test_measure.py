@@ -1,5 +1,8 @@
 """Cases that work and cases that do not, measured together."""
 
+from dataclasses import replace
+from functools import partial
+
 import torch
 
 from vicinal.benchmarks.bench.cases import Case
@@ -63,6 +66,35 @@ def test_cases_that_fail_say_why_and_the_rest_is_measured() -> None:
     assert found["unrunnable"].count is None
 
 
+def test_what_cannot_be_counted_says_why_and_is_timed() -> None:
+    built = []
+
+    def shy() -> Work:
+        built.append(None)
+        if len(built) == 1:  # the copy that is counted
+            raise RuntimeError("not with somebody watching")
+        return product(8)
+
+    (found,) = measure([case("shy", shy)], CPU, 2, 0.0)
+    assert (found.count, found.uncounted) == (None, "RuntimeError: not with somebody watching")
+    assert len(found.timed.rounds) == 2
+    assert found.timed.error == ""
+
+
+def test_a_case_that_must_be_first_is_built_first_and_listed_in_its_place() -> None:
+    built = []
+
+    def named(name: str) -> Work:
+        built.append(name)
+        return product(4)
+
+    cases = [case(name, partial(named, name)) for name in ("a", "b", "c")]
+    cases[1] = replace(cases[1], early=True)
+    found = measure(cases, CPU, 1, 0.0, count=False)
+    assert built == ["b", "a", "c"]
+    assert [one.case.name for one in found] == ["a", "b", "c"]
+
+
 def test_the_count_of_a_case_that_hides_its_own_is_another_s() -> None:
     built = []
 
@@ -71,7 +103,7 @@ def test_the_count_of_a_case_that_hides_its_own_is_another_s() -> None:
         return product(16)
 
     found = measure([case("a", lambda: product(32)), case("hidden", hidden, same_as="a")], CPU, 1, 0.0)
-    assert found[1].count == found[0].count
+    assert found[1].count == found[0].count is not None
     assert len(built) == 1  # to be timed, never to be counted
 
 

@@ -8,12 +8,12 @@ import torch
 
 from vicinal.benchmarks.bench.timing import (
     MOST_REPEATS,
-    PeakMemory,
     interleaved,
     ratio,
     reason,
     repeats_for,
     seconds,
+    spread,
     warmed,
 )
 
@@ -47,9 +47,15 @@ def test_a_ratio_is_the_median_over_rounds_and_not_the_ratio_of_medians() -> Non
     assert ratio(one, other) == 1.0
 
 
-def test_rounds_that_do_not_pair_are_refused() -> None:
+def test_the_spread_is_of_the_same_ratios() -> None:
+    one, other = (1.0, 10.0, 6.0), (2.0, 2.0, 6.0)
+    assert spread(one, other) == (0.5, 5.0)
+
+
+@pytest.mark.parametrize("compared", [ratio, spread])
+def test_rounds_that_do_not_pair_are_refused(compared: Callable[..., object]) -> None:
     with pytest.raises(ValueError, match="zip"):
-        ratio((1.0, 2.0), (1.0,))
+        compared((1.0, 2.0), (1.0,))
 
 
 def test_seconds_are_a_mean_over_calls() -> None:
@@ -103,9 +109,3 @@ def test_the_first_call_does_not_decide_how_long_a_round_is() -> None:
 def test_a_reason_is_one_short_line() -> None:
     assert reason(ValueError("")) == "ValueError"
     assert len(reason(ValueError("x" * 1000))) <= 300
-
-
-def test_memory_is_not_guessed_where_it_is_not_measured() -> None:
-    with PeakMemory(CPU) as memory:
-        torch.zeros(1000)
-    assert memory.bytes is None

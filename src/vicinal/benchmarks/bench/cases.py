@@ -4,11 +4,13 @@ Images and weights are random: what a step costs does not depend on what the net
 read and nothing is downloaded.
 """
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,6 +23,7 @@ from vicinal.data.domains import LabelledImages, SourceDomain
 from vicinal.data.episodes import Batch, Episodes
 from vicinal.data.streams import StreamSpec, make_stream
 from vicinal.evaluation.online import run_online
+from vicinal.graphs import WARM_UP
 from vicinal.models.backbones import preprocessing_for
 from vicinal.models.inference import StreamInferenceNet
 from vicinal.training.config import TrainConfig, for_pretrained
@@ -40,7 +43,8 @@ class Case:
     shape: Shape
     images: int  # of one step
     build: Callable[[], Work]
-    same_as: str = ""  # the case whose arithmetic it does, where a compiler hides its own
+    same_as: str = ""  # the case whose arithmetic it does, where a compiler or a recording hides its own
+    early: bool = False  # whether it is built before the others: it frees memory that recordings read
 
 
 def model_spec(shape: Shape) -> ModelSpec:
@@ -157,16 +161,40 @@ def extrapolated(marks: Sequence[tuple[int, float]], iterations: int) -> float:
     return begun + (iterations - first) * (ended - begun) / (last - first)
 
 
-def stream_seconds(method: str, scale: Scale, device: torch.device, **options: Any) -> float:
+class StreamTime(NamedTuple):
+    """Seconds of adapters over streams."""
+
+    total: float
+    set_up: float  # of it: making the adapters, and what first batches take longer than later ones
+
+
+def stream_seconds(method: str, scale: Scale, device: torch.device, **options: Any) -> StreamTime:
     """Return seconds of adapting online to every target domain, an adapter each, its set-up included."""
     trained, spec = random_trained(scale.shape, device), StreamSpec(batch_size=scale.shape.stream_batch)
-    total = 0.0
+    found = []
     for count in scale.streams:
         images = random_images(count, scale.shape.size, device)
         stream = make_stream(spec, [images], [torch.zeros(count)], SEED)
         synchronize(device)
-        started = time.perf_counter()
+        at = [time.perf_counter()]
         adapter: Adapter = adapt(trained, method, **options)
-        run_online(adapter, stream)
-        total += time.perf_counter() - started
-    return total
+        synchronize(device)
+        at.append(time.perf_counter())
+        run_online(adapter, stream, on_batch=partial(_look_at_the_clock, at))
+        found.append(stream_time([*at, time.perf_counter()]))
+    return StreamTime(sum(one.total for one in found), sum(one.set_up for one in found))
+
+
+def _look_at_the_clock(at: list[float], done: int) -> None:
+    at.append(time.perf_counter())
+
+
+def stream_time(at: Sequence[float]) -> StreamTime:
+    """Return the time of one stream by looks at the clock: at first, after set-up, each batch, at the end.
+
+    The first batches run as written and are recorded: what they take beyond as many later ones is set-up.
+    """
+    made, batches = at[1] - at[0], [after - before for before, after in pairwise(at[1:-1])]
+    first, later = batches[: WARM_UP + 1], batches[WARM_UP + 1 :]
+    beyond = max(0.0, sum(first) - len(first) * statistics.median(later)) if later else 0.0
+    return StreamTime(at[-1] - at[0], made + beyond)

@@ -1,8 +1,10 @@
-"""The least time a step can take: its arithmetic at the rate of matrix products, its bytes at that of a copy.
+"""An estimate from below of a step's time: its products at the rate of a large one, its bytes at a copy's.
 
 Counted are matrix products and convolutions, each reading its inputs and writing its output once, and one
 pass of each optimizer step over the parameters and what it keeps of them. All else (normalization,
-activation, loss) could in principle be done on the way, so that no program is faster than this.
+activation, loss) could in principle be done on the way. It is an estimate and no bound: products are counted
+as they are defined, and an algorithm that multiplies less (Winograd) or keeps what lies between neighbouring
+convolutions on the chip can take less time.
 """
 
 import time
@@ -21,7 +23,7 @@ from torch.utils.flop_counter import flop_registry
 
 from vicinal.benchmarks.bench.timing import Now, seconds
 
-TRIES = 5  # of which the fastest counts: a floor is what the machine can do
+TRIES = 5  # of which the fastest counts: a rate is what the machine can do
 MATRIX = {"cpu": 1024, "cuda": 8192}
 COPIED = {"cpu": 1 << 26, "cuda": 1 << 30}  # bytes
 DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16}

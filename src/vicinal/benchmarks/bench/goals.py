@@ -1,15 +1,20 @@
 """The goals, and what records say of them: a figure each, met or missed."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from vicinal.benchmarks.bench.records import BenchRecord
-from vicinal.benchmarks.bench.timing import ratio
+from vicinal.benchmarks.bench.timing import ratio, spread
 
 ERM, FIRST, SECOND = "ERM step", "VNL first order", "VNL second order"
 COMPILED = ", compiled"  # after the name of a step whose net is
-PLAIN = ("plain ERM", "plain ERM, autocast", "plain ERM, autocast, compiled")
+# Plain loops, first those that need no compiler: steps as they come are held against these alone.
+PLAIN_EAGER = ("plain ERM", "plain ERM, autocast", "plain ERM, autocast, captured")
+PLAIN_COMPILED = tuple(
+    f"plain ERM, autocast, {how}" for how in ("compiled", "compiled, reduce-overhead", "compiled, captured")
+)
+PLAIN = (*PLAIN_EAGER, *PLAIN_COMPILED)
 UNROLLED, DOUBLE = "unrolled, first order", "unrolled, double backward"
 TENT, VNL, ANCHORED = "tent, all parameters", "vnl without anchor", "vnl with anchor"
 LOOP, STREAM = "10,000 VNL iterations", "all PACS online, vnl with anchor"
@@ -36,7 +41,8 @@ class Goal:
 
 
 GOALS = (
-    Goal("training", ERM, 1.0, PLAIN),
+    Goal("training", ERM, 1.0, PLAIN_EAGER),
+    Goal("training", ERM + COMPILED, 1.0, PLAIN),
     Goal("training", FIRST, 2.0, (ERM,)),
     Goal("training", SECOND, 2.0, (FIRST,)),
     Goal("deeper", SECOND, 2.0, (FIRST,)),
@@ -55,7 +61,8 @@ class Judged:
     verdict: Verdict
     figure: float | None = None
     against: str = ""  # what it was held against
-    why: str = ""  # there is no figure, or no verdict
+    why: str = ""  # there is no figure, or no verdict, or something it was not held against
+    spread: tuple[float, float] | None = None  # the lowest and the highest ratio of a round
 
 
 def judge(records: Sequence[BenchRecord]) -> list[Judged]:
@@ -70,15 +77,28 @@ def _judged(goal: Goal, records: Sequence[BenchRecord]) -> Judged:
     subject = group.get(goal.subject)
     if subject is None or subject.seconds is None:
         return Judged(goal, "not measured", why=subject.error if subject else "not run")
-    figure, against = subject.seconds, ""
+    found = Judged(goal, "not judged", subject.seconds, why="the goal speaks of other sizes")
     if goal.against:
         best = fastest([group[name] for name in goal.against if name in group])
         if best is None:
             return Judged(goal, "not measured", why=f"nothing to hold it against: {', '.join(goal.against)}")
-        figure, against = ratio(subject.rounds, best.rounds), best.name
+        found = replace(
+            found,
+            figure=ratio(subject.rounds, best.rounds),
+            against=best.name,
+            spread=spread(subject.rounds, best.rounds) if len(best.rounds) > 1 else None,
+        )
     if not subject.judged:
-        return Judged(goal, "not judged", figure, against, "the goal speaks of other sizes")
-    return Judged(goal, "met" if figure <= goal.limit else "missed", figure, against)
+        return found
+    assert found.figure is not None
+    verdict: Verdict = "met" if found.figure <= goal.limit else "missed"
+    return replace(found, verdict=verdict, why=_left_out(goal, group))
+
+
+def _left_out(goal: Goal, group: Mapping[str, BenchRecord]) -> str:
+    """Return what a goal should have been held against and was not, in words; nothing if there is none."""
+    absent = [name for name in goal.against if name not in group or group[name].seconds is None]
+    return f"not held against {'; '.join(absent)} (no times here)" if absent else ""
 
 
 def of_group(records: Sequence[BenchRecord], group: str) -> list[BenchRecord]:

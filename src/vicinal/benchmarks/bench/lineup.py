@@ -8,21 +8,40 @@ import torch
 
 from vicinal.benchmarks.bench import goals
 from vicinal.benchmarks.bench.cases import Case, adapter_case, training_case
-from vicinal.benchmarks.bench.references import compiled_case, plain_case, unrolled_case
+from vicinal.benchmarks.bench.plain_erm import Loop, plain_case
+from vicinal.benchmarks.bench.references import unrolled_case
 from vicinal.benchmarks.bench.scale import Scale, Shape
 
 GROWING = (goals.ERM, goals.FIRST, goals.ANCHORED)
+LOOPS = dict(
+    zip(
+        goals.PLAIN,
+        (
+            Loop(),
+            Loop(half=True),
+            Loop(half=True, captured=True),
+            Loop(half=True, compiled="default"),
+            Loop(half=True, compiled="reduce-overhead"),
+            Loop(half=True, compiled="default", captured=True),
+        ),
+        strict=True,
+    )
+)
 PROFILED = (goals.ERM, goals.FIRST, goals.SECOND, goals.VNL, goals.ANCHORED)
 
 
 def erm_cases(shape: Shape, device: torch.device) -> list[Case]:
     """Return the plain loop in its variants, and vicinal's own step."""
-    full, half, compiled = goals.PLAIN
-    cases = [plain_case(full, shape, device, half=False)]
-    if device.type == "cuda":  # elsewhere half precision and a compiler gain little and cost minutes
-        cases.append(plain_case(half, shape, device, half=True))
-        cases.append(compiled_case(compiled, shape, device, same_as=half))
-    return [*cases, *both_ways(goals.ERM, "erm", shape, device)]
+    return [*plain_cases(shape, device), *both_ways(goals.ERM, "erm", shape, device)]
+
+
+def plain_cases(shape: Shape, device: torch.device) -> list[Case]:
+    """Return the plain loop in its variants, on a CPU the one."""
+    full, half, *_ = goals.PLAIN
+    if device.type != "cuda":  # half precision and a compiler gain little there and cost minutes
+        return [plain_case(full, shape, device, LOOPS[full])]
+    hidden = {name: half for name, loop in LOOPS.items() if loop.compiled or loop.captured}
+    return [plain_case(name, shape, device, loop, hidden.get(name, "")) for name, loop in LOOPS.items()]
 
 
 def both_ways(name: str, algorithm: str, shape: Shape, device: torch.device, **options: Any) -> list[Case]:
@@ -82,6 +101,6 @@ def growing_shapes(scale: Scale, axis: str) -> dict[str, Shape]:
 def growing_cases(subject: str, shapes: Mapping[str, Shape], device: torch.device) -> list[Case]:
     """Return one of vicinal's steps at each of these shapes."""
     if subject == goals.ANCHORED:
-        return [adapter_case(name, "vnl", shape, device) for name, shape in shapes.items()]
+        return [adapter_case(name, "vnl", shape, device, update="marginal") for name, shape in shapes.items()]
     algorithm = "erm" if subject == goals.ERM else "meta"
     return [training_case(name, algorithm, shape, device) for name, shape in shapes.items()]

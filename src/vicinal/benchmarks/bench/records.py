@@ -1,13 +1,16 @@
 """One line for each thing measured, with all that its figures depend on."""
 
 import json
+import os
 import statistics
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, NamedTuple, get_args, get_origin
 
-from vicinal.errors import ConfigError
+from vicinal.benchmarks.bench.scale import Shape
+from vicinal.errors import ConfigError, DataError
 
 PARTS = ("goals", "profile", "growth")
 SECTIONS = ("training", "deeper", "adaptation", "loop", "stream")  # of the goals, measured apart
@@ -46,7 +49,7 @@ class BenchRecord:
 
     @property
     def floor(self) -> float | None:
-        """The least seconds a step can take."""
+        """An estimate from below of the seconds of a step."""
         if self.floor_arithmetic is None or self.floor_memory is None:
             return None
         return max(self.floor_arithmetic, self.floor_memory)
@@ -57,20 +60,86 @@ def as_line(record: BenchRecord) -> str:
     return json.dumps({**asdict(record), "seconds": record.seconds}, sort_keys=True)
 
 
-def from_line(line: str) -> BenchRecord:
-    """Return the record that a line holds."""
+def from_line(line: str | bytes) -> BenchRecord:
+    """Return the record that a line holds; a ValueError says why it holds none."""
     held = json.loads(line)
+    if not isinstance(held, dict):
+        raise ValueError("no object")
+    for item in fields(BenchRecord):
+        needed = item.default is MISSING and item.default_factory is MISSING
+        if item.name in held and not _fits(held[item.name], item.type):
+            raise ValueError(f"{item.name} is {held[item.name]!r}")
+        if item.name not in held and needed:
+            raise ValueError(f"no {item.name}")
     known = {item.name for item in fields(BenchRecord)}
     plain = {name: value for name, value in held.items() if name in known}
-    return BenchRecord(**{**plain, "rounds": tuple(plain["rounds"])})
+    record = BenchRecord(**{**plain, "rounds": tuple(plain.get("rounds", ()))})
+    _check_inside(record)
+    return record
 
 
-def read_bench(folder: Path) -> list[BenchRecord]:
-    """Return the records of a folder; none where there is no file."""
+def _fits(value: object, kind: Any) -> bool:
+    """Say whether a value from JSON is of the type of a field."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return any(_fits(value, one) for one in inner)
+    if origin is tuple:
+        return isinstance(value, list) and all(_fits(one, inner[0]) for one in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(one, inner[1]) for one in value.values())
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and not isinstance(value, bool)
+    return kind is Any or isinstance(value, kind)
+
+
+def _check_inside(record: BenchRecord) -> None:
+    """Raise a ValueError where something is missing that every table of records reads."""
+    missing = {item.name for item in fields(Shape)} - record.shape.keys()
+    if record.part == "profile" and not record.error:
+        missing |= {"total", "kinds"} - record.extra.keys()
+    if missing:
+        raise ValueError(f"no {', '.join(sorted(missing))}")
+    if record.part not in PARTS:
+        raise ValueError(f"part is {record.part!r}")
+
+
+def _unheard(text: str) -> None:
+    """Tell nobody."""
+
+
+def read_bench(folder: Path, warn: Callable[[str], None] = _unheard) -> list[BenchRecord]:
+    """Return the records of a folder; none where there is no file.
+
+    A last line that is cut off, as a killed run leaves one, is left out and `warn` is told.
+    """
     path = folder / FILE
+    if folder.is_file():
+        raise DataError(f"{folder} is a file: --out takes a folder")
     if not path.exists():
         return []
-    return [from_line(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    *lines, rest = path.read_bytes().split(b"\n")
+    records = [_record_at(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not rest.strip():
+        return records
+    if _cut_off(rest):
+        warn(f"{path}:{len(lines) + 1} is cut off: left out")
+        return records
+    return [*records, _record_at(path, len(lines) + 1, rest)]
+
+
+def _cut_off(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False
+
+
+def _record_at(path: Path, number: int, line: bytes) -> BenchRecord:
+    try:
+        return from_line(line)
+    except ValueError as error:
+        raise DataError(f"{path}:{number} is no record of vicinal bench ({error}): delete it") from None
 
 
 def asked(part: str, group: str, names: Collection[str]) -> bool:
@@ -78,21 +147,64 @@ def asked(part: str, group: str, names: Collection[str]) -> bool:
     return part in names or (part == "goals" and group in names)
 
 
+class Place(NamedTuple):
+    """Where and how large a run is: records that differ in it do not go into one folder."""
+
+    device: str
+    scale: str
+    torch: str
+
+    def __str__(self) -> str:
+        return f"{self.device}, {self.scale}, torch {self.torch}"
+
+
+def place_of(record: BenchRecord) -> Place:
+    """Return where a record was made."""
+    return Place(record.device, record.scale, record.versions.get("torch", "unknown"))
+
+
 class Ledger:
-    """The file of a run: earlier records of other parts stay, new ones are appended as they come."""
+    """The file of a run: new records of a group take the place of its old ones once they are complete."""
 
-    def __init__(self, folder: Path, parts: Collection[str], scale: str, device: str) -> None:
+    def __init__(
+        self, folder: Path, parts: Collection[str], place: Place, warn: Callable[[str], None] = _unheard
+    ) -> None:
         self._path = folder / FILE
-        there = read_bench(folder)
-        if any((record.scale, record.device) != (scale, device) for record in there):
-            held = f"{there[0].device}, {there[0].scale}"
-            raise ConfigError(f"{folder} holds records of another run ({held}): choose another --out")
+        self._parts = parts
+        self._made: set[tuple[str, str]] = set()
+        self.records = read_bench(folder, warn)
+        other = next((place_of(one) for one in self.records if place_of(one) != place), None)
+        if other is not None:
+            raise ConfigError(
+                f"{folder} holds records of another run ({other}; this is {place}): choose another --out"
+            )
         folder.mkdir(parents=True, exist_ok=True)
-        self.records = [record for record in there if not asked(record.part, record.group, parts)]
-        self._path.write_text("".join(as_line(record) + "\n" for record in self.records), encoding="utf-8")
 
-    def add(self, record: BenchRecord) -> None:
-        """Append a record; a run that is killed keeps what it had."""
-        self.records.append(record)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(as_line(record) + "\n")
+    def replace(self, group: Sequence[BenchRecord]) -> None:
+        """Put a finished group where its old records are, on disk too."""
+        names = {(record.part, record.group) for record in group}
+        at = [index for index, one in enumerate(self.records) if (one.part, one.group) in names]
+        rest = [one for one in self.records if (one.part, one.group) not in names]
+        start = at[0] if at else len(rest)  # none of the group is before the first of it
+        self._made |= names
+        self._write([*rest[:start], *group, *rest[start:]])
+
+    def finish(self) -> None:
+        """Drop old records of what was asked for and is not measured any more."""
+        kept = [
+            one
+            for one in self.records
+            if (one.part, one.group) in self._made or not asked(one.part, one.group, self._parts)
+        ]
+        if kept != self.records:
+            self._write(kept)
+
+    def _write(self, records: list[BenchRecord]) -> None:
+        """Write the file whole or not at all: a run that is killed leaves what was there before."""
+        unfinished = self._path.with_name(f".{FILE}.{os.getpid()}.tmp")
+        try:
+            unfinished.write_text("".join(as_line(one) + "\n" for one in records), encoding="utf-8")
+            unfinished.replace(self._path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        self.records = records

@@ -1,32 +1,22 @@
-"""What vicinal's steps are held against: a plain PyTorch loop, and meta-learning by double backward.
+"""What vicinal's iteration is held against: the same meta-learning by autograd alone.
 
-Each is written as a good engineer would write it today, with nothing of vicinal in it but the nets
-themselves and the formulas of the labels: how vicinal runs its nets must not show here.
+Written as a good engineer would write it today, with nothing of vicinal in it but the nets themselves and the
+formulas of the labels: how vicinal runs its nets must not show here.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from vicinal.benchmarks.bench.cases import (
-    SEED,
-    Case,
-    episode_batches,
-    model_spec,
-    train_config,
-)
+from vicinal.benchmarks.bench.cases import SEED, Case, episode_batches, model_spec, train_config
+from vicinal.benchmarks.bench.plain_erm import Plain, autocast, erm_step, fused_adam, placed
 from vicinal.benchmarks.bench.scale import Shape
 from vicinal.benchmarks.bench.timing import Work
-from vicinal.data.episodes import Batch
 from vicinal.functional.losses import label_cross_entropy, soft_cross_entropy
 from vicinal.functional.updates import sgd_step
-from vicinal.models.classifier import Classifier
 from vicinal.models.inference import InferenceNet
 from vicinal.training.config import TrainConfig
 from vicinal.training.learner import ALGORITHMS
@@ -35,78 +25,17 @@ from vicinal.training.train import untrained
 from vicinal.types import Head
 
 
-class Plain(nn.Module):
-    """The net of a classifier, run as it is: images in [0, 1] -> features and logits."""
+class WithFeatures(Plain):
+    """The same net, telling its features too."""
 
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, model: Classifier) -> None:
-        super().__init__()
-        self.features, self.head = model.features, model.head
-        self.register_buffer("mean", model.mean)
-        self.register_buffer("std", model.std)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Return z (N, d) and logits (N, C)."""
-        z = self.features((x - self.mean) / self.std)
+        z = self.embed(x)
         return z, self.head(z)
 
 
-def autocast(device: torch.device, half: bool) -> AbstractContextManager[Any]:
-    """Return a block whose matrix products run in bfloat16, if asked."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=half)
-
-
-def fused_adam(parameters: list[Tensor], config: TrainConfig, device: torch.device) -> torch.optim.Adam:
-    """Return Adam in one kernel."""
-    return torch.optim.Adam(parameters, lr=config.backbone_lr, fused=device.type == "cuda")
-
-
-def placed(batch: Batch, device: torch.device) -> Batch:
-    """Return a batch with its channels last where tensor cores like that."""
-    if device.type != "cuda":
-        return batch
-    return Batch(batch.x.contiguous(memory_format=torch.channels_last), batch.y)
-
-
-def plain_erm(shape: Shape, device: torch.device, half: bool, compiled: bool) -> Work:
-    """Return a step of cross-entropy on as many images as the two batches of an iteration."""
-    config = train_config(shape)
-    model = Plain(untrained(model_spec(shape), config, device)[0]).train()
-    optimizer = fused_adam(list(model.parameters()), config, device)
-    net = torch.compile(model) if compiled else model
-    batch = placed(episode_batches(ALGORITHMS["erm"][0], shape, device)[0], device)
-    return partial(erm_step, net, optimizer, batch, config, half)
-
-
-def erm_step(
-    net: Callable[[Tensor], Any],
-    optimizer: torch.optim.Optimizer,
-    batch: Batch,
-    config: TrainConfig,
-    half: bool,
-) -> None:
-    """Take a step of cross-entropy."""
-    with autocast(batch.x.device, half):
-        loss = F.cross_entropy(net(batch.x)[1], batch.y, label_smoothing=config.label_smoothing)
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-
-
-def plain_case(name: str, shape: Shape, device: torch.device, half: bool) -> Case:
-    """Return the plain loop as a case."""
-    return Case(name, shape, 2 * shape.batch, partial(plain_erm, shape, device, half, False))
-
-
-def compiled_case(name: str, shape: Shape, device: torch.device, same_as: str) -> Case:
-    """Return the plain loop on a compiled net, in half precision."""
-    return Case(name, shape, 2 * shape.batch, partial(plain_erm, shape, device, True, True), same_as)
-
-
 def unrolled_gradients(
-    model: Plain,
+    model: WithFeatures,
     phi: InferenceNet,
     x: Tensor,
     y: Tensor,
@@ -159,14 +88,14 @@ def unrolled_step(shape: Shape, device: torch.device, exact: bool, half: bool) -
     """Return an iteration of meta-learning as vicinal's, by autograd alone."""
     config = train_config(shape)
     classifier, phi = untrained(model_spec(shape), config, device)
-    model = Plain(classifier).train()
+    model = WithFeatures(classifier).train()
     optimizer = fused_adam([*model.parameters(), *phi.parameters()], config, device)
     noise = torch.Generator(device=device).manual_seed(SEED)
     batches = episode_batches(ALGORITHMS["meta"][0], shape, device)
     source, (x, y) = (placed(batch, device) for batch in batches)
 
     def step() -> None:
-        erm_step(model, optimizer, source, config, half)
+        erm_step(lambda images: model(images)[1], optimizer, config, half, source)
         found = unrolled_gradients(model, phi, x, y, config, noise, exact=exact, half=half)
         for module, gradients in ((model, found.theta), (phi, found.phi)):
             for name, parameter in module.named_parameters():

@@ -1,9 +1,9 @@
-"""A whole run: the goals' cases, profiles and growth, each record handed over as soon as it is there."""
+"""A whole run: the goals' cases, profiles and growth, the records of a group handed over when it is done."""
 
 import gc
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -18,34 +18,34 @@ from vicinal.benchmarks.bench.lineup import (
     growing_shapes,
     profiled_cases,
 )
+from vicinal.benchmarks.bench.machine import all_versions, device_name
 from vicinal.benchmarks.bench.measure import Measurement, measure
+from vicinal.benchmarks.bench.memory import PeakMemory
 from vicinal.benchmarks.bench.profiling import profiled
 from vicinal.benchmarks.bench.records import BenchRecord, asked
 from vicinal.benchmarks.bench.scale import FULL, Scale, Shape
-from vicinal.benchmarks.bench.timing import PeakMemory, reason, release
+from vicinal.benchmarks.bench.timing import reason, release
 from vicinal.benchmarks.estimate import net_of
 from vicinal.training.left_out import folds
-from vicinal.versions import versions
 
 LEAST_ITERATIONS = 20  # of a loop whose rate is wanted: it speaks every ten
+STREAMED = ((goals.STREAM, "marginal"), (goals.STREAM_FREE, "entropy"))  # name and rule
 Found = tuple[float, dict[str, Any]]  # seconds, and what else is worth a record
-
-
-def device_name(device: torch.device) -> str:
-    """Return what a record calls the device."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"CPU, {torch.get_num_threads()} threads"
 
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """A run on one device: its size, and who takes the records and hears what is going on."""
+    """A run on one device: its size, and who takes a finished group's records and hears what is going on."""
 
     scale: Scale
     device: torch.device
-    keep: Callable[[BenchRecord], None]
+    keep: Callable[[Sequence[BenchRecord]], None]
     say: Callable[[str], None]
+
+    @cached_property
+    def versions(self) -> dict[str, str]:
+        """What the figures depend on, looked up once: the code is that of the start."""
+        return all_versions(self.device)
 
     def run(self, parts: Collection[str]) -> None:
         """Measure the parts asked for."""
@@ -72,36 +72,44 @@ class Bench:
         for group, cases in stepwise:
             self._measure("goals", group, cases, self.scale.rounds, rates)
         if asked("goals", "loop", parts):
-            self._once("goals", "loop", goals.LOOP, self.scale.shape, self._loop)
-        if not asked("goals", "stream", parts):
-            return
-        for name, update in ((goals.STREAM, "marginal"), (goals.STREAM_FREE, "entropy")):
-            self._once("goals", "stream", name, self.scale.shape, partial(self._stream, update))
+            shape = self.scale.shape
+            self.keep([self._once("goals", "loop", goals.LOOP, shape, 2 * shape.batch, self._loop)])
+        if asked("goals", "stream", parts):
+            self.keep([self._streamed(name, update) for name, update in STREAMED])
 
     def _loop(self) -> Found:
         marks = loop_marks(self.scale, self.scale.shape, self.device, self.scale.iterations)
         seconds = extrapolated(marks, goals.ITERATIONS)
         each = f"{1e3 * seconds / goals.ITERATIONS:.3g} ms each with drawing, augmentation and validation"
-        note = f"extrapolated from {self.scale.iterations}, {each}"
+        note = f"one round, extrapolated from {self.scale.iterations}, {each}; saving to disk is not in it"
         return seconds, {"note": note, "marks": marks}
 
+    def _streamed(self, name: str, update: str) -> BenchRecord:
+        work = partial(self._stream, update)
+        return self._once("goals", "stream", name, self.scale.shape, sum(FULL.streams), work)
+
     def _stream(self, update: str) -> Found:
-        run, all_images = sum(self.scale.streams), sum(FULL.streams)
-        seconds = stream_seconds("vnl", self.scale, self.device, update=update) * all_images / run
-        said = "" if run == all_images else f"extrapolated from {run} images, "
-        note = f"{said}an adapter for each target domain, its set-up included"
-        return seconds, {"note": note}
+        """Return the time of all images; of fewer that were run, the rate is taken, and a set-up a domain."""
+        images, run = sum(FULL.streams), sum(self.scale.streams)
+        taken = stream_seconds("vnl", self.scale, self.device, update=update)
+        set_up = taken.set_up * len(FULL.streams) / len(self.scale.streams)
+        seconds = set_up + (taken.total - taken.set_up) * images / run
+        said = "one round" if run == images else f"one round, extrapolated from {run} images"
+        note = f"{said}; an adapter for each target domain, {set_up:.3g} s of it set-up and recording"
+        return seconds, {"note": note, "set_up_seconds": set_up}
 
     def _profiles(self) -> None:
-        for case in profiled_cases(self.scale, self.device):
-            self.say(f"profile: {case.name}")
-            record = self._record("profile", "profile", case.name, case.shape, case.images)
-            try:
-                record = replace(record, extra=asdict(profiled(case.build(), self.device)))
-            except Exception as error:  # the next case may well be profiled
-                record = replace(record, error=reason(error))
+        self.keep([self._profile(case) for case in profiled_cases(self.scale, self.device)])
+
+    def _profile(self, case: Case) -> BenchRecord:
+        self.say(f"profile: {case.name}")
+        record = self._record("profile", "profile", case.name, case.shape, case.images)
+        try:
+            return replace(record, extra=asdict(profiled(case.build(), self.device)))
+        except Exception as error:  # the next case may well be profiled
+            return replace(record, error=reason(error))
+        finally:
             release(self.device)
-            self.keep(record)
 
     def _growth(self) -> None:
         for axis in self.scale.growth:
@@ -112,9 +120,15 @@ class Bench:
                     self._measure("growth", f"{axis}: {subject}", cases, self.scale.growth_rounds)
                 continue
             # Domains change what is drawn, not a step: the whole loop is timed.
-            for value, shape in shapes.items():
-                work = partial(self._iteration, shape)
-                self._once("growth", "domains: iteration of the loop", value, shape, work)
+            group = "domains: iteration of the loop"
+            self.keep(
+                [
+                    self._once(
+                        "growth", group, value, shape, 2 * shape.batch, partial(self._iteration, shape)
+                    )
+                    for value, shape in shapes.items()
+                ]
+            )
 
     def _iteration(self, shape: Shape) -> Found:
         iterations = max(LEAST_ITERATIONS, self.scale.iterations // 5)
@@ -125,11 +139,13 @@ class Bench:
         self, part: str, group: str, cases: Sequence[Case], rounds: int, rates: Rates | None = None
     ) -> None:
         self.say(f"{part}: {group}")
+        records = []
         for one in measure(cases, self.device, rounds, self.scale.round_seconds, count=rates is not None):
             record = self._measured(part, group, one)
             if one.count is not None and rates is not None:
                 record = with_floor(record, one.count, rates, precision_of(one.count, self.device))
-            self.keep(record)
+            records.append(record)
+        self.keep(records)
 
     def _measured(self, part: str, group: str, one: Measurement) -> BenchRecord:
         return replace(
@@ -138,19 +154,21 @@ class Bench:
             repeats=one.timed.repeats,
             error=one.timed.error,
             peak_bytes=one.peak_bytes,
+            extra={"uncounted": one.uncounted} if one.uncounted else {},
         )
 
-    def _once(self, part: str, group: str, name: str, shape: Shape, work: Callable[[], Found]) -> None:
-        """Keep the record of something too long to repeat."""
+    def _once(
+        self, part: str, group: str, name: str, shape: Shape, images: int, work: Callable[[], Found]
+    ) -> BenchRecord:
+        """Return the record of something too long to repeat."""
         self.say(f"{part}: {group}, {name}")
-        record, memory = self._record(part, group, name, shape, 2 * shape.batch), PeakMemory(self.device)
+        record, memory = self._record(part, group, name, shape, images), PeakMemory(self.device)
         try:
             with memory:
                 seconds, extra = work()
-            record = replace(record, rounds=(seconds,), repeats=1, extra=extra, peak_bytes=memory.bytes)
         except Exception as error:  # a row that says why
-            record = replace(record, error=reason(error))
-        self.keep(record)
+            return replace(record, error=reason(error))
+        return replace(record, rounds=(seconds,), repeats=1, extra=extra, peak_bytes=memory.bytes)
 
     def _record(self, part: str, group: str, name: str, shape: Shape, images: int) -> BenchRecord:
         return BenchRecord(
@@ -163,15 +181,15 @@ class Bench:
             shape=asdict(shape),
             images=images,
             parameters=net_of(shape.backbone, model_spec(shape).preprocessing).parameters,
-            versions=versions(),
+            versions=self.versions,
         )
 
 
 def with_floor(record: BenchRecord, count: Count, rates: Rates, precision: str) -> BenchRecord:
-    """Return a record with what its step computes and the least time that takes."""
+    """Return a record with what its step computes and an estimate from below of the time that takes."""
     record = replace(record, precision=precision, flops=count.flops, bytes=count.bytes)
     if precision not in rates.flops:
         return record
     arithmetic, memory = rates.floor(count, precision)
     known = {"matrix_rate": rates.flops[precision], "copy_rate": rates.bytes}
-    return replace(record, floor_arithmetic=arithmetic, floor_memory=memory, extra=known)
+    return replace(record, floor_arithmetic=arithmetic, floor_memory=memory, extra={**record.extra, **known})

@@ -1,4 +1,4 @@
-"""Time and memory of steps: rounds in turn, so that whatever slows a machine down slows all alike."""
+"""Time of steps: rounds in turn, so that whatever slows a machine down slows all alike."""
 
 import gc
 import math
@@ -11,8 +11,9 @@ import torch
 
 Work = Callable[[], object]  # a call is one step
 Now = Callable[[], float]
-# On a GPU a step runs as written, then is recorded, then replayed: only what comes after is worth timing.
-WARM_CALLS = {"cpu": 1, "cuda": 3}
+# On a GPU a step is compiled where that was asked for, runs as written, is recorded, then replayed: only what
+# comes after is worth timing.
+WARM_CALLS = {"cpu": 1, "cuda": 5}
 MOST_REPEATS = 50
 
 
@@ -28,6 +29,12 @@ class Timed:
 def ratio(one: Sequence[float], other: Sequence[float]) -> float:
     """Return how many times as long one takes as the other: the median over rounds measured in turn."""
     return statistics.median(a / b for a, b in zip(one, other, strict=True))
+
+
+def spread(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+    """Return the lowest and the highest of the rounds' ratios, of which `ratio` is the median."""
+    ratios = [a / b for a, b in zip(one, other, strict=True)]
+    return min(ratios), max(ratios)
 
 
 def reason(error: BaseException) -> str:
@@ -86,26 +93,6 @@ def interleaved(
         name: Timed(error=errors[name]) if name in errors else Timed(tuple(taken[name]), repeats[name])
         for name in works
     }
-
-
-class PeakMemory:
-    """Bytes that a block took on a GPU at most, beyond what was taken before; None elsewhere."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.bytes: int | None = None
-
-    def __enter__(self) -> "PeakMemory":
-        if self._device.type == "cuda":
-            release(self._device)
-            torch.cuda.reset_peak_memory_stats(self._device)
-            self._before = torch.cuda.memory_allocated(self._device)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._device.type == "cuda":
-            synchronize(self._device)
-            self.bytes = torch.cuda.max_memory_allocated(self._device) - self._before
 
 
 def release(device: torch.device) -> None:
