@@ -1,4 +1,4 @@
-"""Values that travel between rooms: the latent classifier, the memory of a stream."""
+"""Values that travel between rooms: the latent classifier, the memory of a stream, who may be a neighbor."""
 
 from typing import NamedTuple
 
@@ -32,3 +32,11 @@ class StreamMemory(NamedTuple):
     mass: Tensor  # (..., C) label mass; counts over mass is the mean confidence
     marginal: Tensor  # (..., C) running class marginal, sums to one
     squares: Tensor  # (..., C) squared norms of the features, weighted as they are
+
+
+class Crowd(NamedTuple):
+    """Samples of a stream among which later ones find their neighbors."""
+
+    z: Tensor  # (M, d) features, of unit length
+    y: Tensor  # (M, C) labels
+    known: Tensor  # (M,) whether there is a sample, or only room for one

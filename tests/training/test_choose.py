@@ -248,6 +248,32 @@ def test_a_smaller_set_of_candidates_is_enough(options: dict[str, Any], streams:
     assert {"vnl", *replace(CONFIG, **options).baselines} == set(found.methods)
 
 
+def test_neighbors_are_tried_as_an_adapter_runs_them(streams: list[LeftOutStream]) -> None:
+    """What stands in the table for votes of neighbors, made from what was recorded, is what they predict."""
+    options = {"updates": ("neighbors",), "predictors": ("own", "neighbors"), "step_sizes": (1e-3,)}
+    config = replace(CONFIG, epochs=1, baselines=(), from_rest=(False,), **options)
+    found = choose_rule(streams, config, 0, Silent())
+    assert [(row.update, row.predict) for row in found.table] == [
+        ("neighbors", "own"),
+        ("neighbors", "neighbors"),
+    ]
+    for row in found.table:
+        right = []
+        for stream in streams:
+            told = {"update": row.update, "predict": row.predict, "lr": row.lr, "from_rest": False}
+            adapter = adapt(stream.trained, "vnl", **told)
+            p = torch.cat([adapter(x) for x in stream.stream.batches(torch.device("cpu"))])
+            right.append(float((p.argmax(-1) == stream.labels).float().mean()))
+        assert row.accuracy == pytest.approx(sum(right) / len(right))
+    assert found.methods["vnl"]["stream"]["predict"] == next(row.predict for row in found.table if row.chosen)
+
+
+def test_one_predictor_is_enough(streams: list[LeftOutStream]) -> None:
+    config = replace(CONFIG, epochs=1, baselines=(), updates=("none",), predictors=("neighbors",))
+    found = choose_rule(streams[:1], config, 0, Silent())
+    assert [(row.predict, row.chosen) for row in found.table] == [("own", False), ("neighbors", True)]
+
+
 def make_lesson(steps: int = 4) -> Lesson:
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(steps, 8, 5, generator=generator)

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from vicinal.data.augment import Augment
-from vicinal.errors import ConfigError, UnknownNameError
+from vicinal.errors import ConfigError, UnknownNameError, VicinalError
 from vicinal.training.config import (
     LATER,
     OutOfFoldConfig,
@@ -36,6 +36,29 @@ FIRST = {
     "second_order",
     "seed",
     "validate_every",
+}
+
+FIRST_CHOICES = {
+    "baselines",
+    "batch_size",
+    "decay",
+    "epochs",
+    "fit_lr",
+    "from_rest",
+    "hardenings",
+    "heed_doubt",
+    "hidden",
+    "kl_weight",
+    "leave_out",
+    "marginals",
+    "near",
+    "num_samples",
+    "posterior_weight",
+    "rounds",
+    "step_sizes",
+    "stream_images",
+    "tolerance",
+    "updates",
 }
 
 
@@ -85,7 +108,21 @@ def test_models_from_before_an_option_keep_their_identity() -> None:
     plain = identity(TrainConfig())
     assert set(plain) == FIRST, "a new option belongs into LATER, or every model there is gets another name"
     assert {**identity(TrainConfig(average=0.5))} == {**plain, "average": 0.5}
-    assert all(getattr(TrainConfig(), name) == value for name, value in LATER.items())
+    told = as_dict(TrainConfig()) | as_dict(OutOfFoldConfig())
+    assert all(told[name] == value for name, value in LATER.items())
+
+
+def test_choices_from_before_an_option_keep_their_identity() -> None:
+    plain = identity(OutOfFoldConfig())
+    assert set(plain) == FIRST_CHOICES, "a new option belongs into LATER, or all choices get another name"
+    more = OutOfFoldConfig(predictors=("own", "neighbors"))
+    assert identity(more) == {**plain, "predictors": ["own", "neighbors"]}
+
+
+@pytest.mark.parametrize("predictors", [(), ("own", "before"), ("votes",)])
+def test_predictors_that_are_none_are_refused(predictors: Any) -> None:
+    with pytest.raises(VicinalError, match="predictor"):
+        OutOfFoldConfig(predictors=predictors)
 
 
 def test_a_pretrained_backbone_starts_from_the_papers_step_sizes() -> None:

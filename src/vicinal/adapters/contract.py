@@ -9,7 +9,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from vicinal.adapters.prediction import Prediction
 
 # "own": the model's own output from after the update ("after" means the same); "before": from before it;
-# "labels": the labels that the method infers.
-Predict = Literal["own", "before", "labels"]
+# "labels": the labels that the method infers; "neighbors": those by votes of nearest neighbors.
+Predict = Literal["own", "before", "labels", "neighbors"]
 Parameters = Literal["all", "norm", "features", "head"]
 Observer = Callable[[Tensor, Tensor, Head], None]
-PREDICTS = ("own", "before", "labels")
+PREDICTS = ("own", "before", "labels", "neighbors")
 PARAMETERS = ("all", "norm", "features", "head")
 HALF = (torch.float16, torch.bfloat16)
 OPTIMIZERS = ("adam", "sgd")
@@ -80,6 +80,7 @@ class Settings:
     precision: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
     known_of_lr: ClassVar[tuple[str, ...]] = ()  # options that say something of the chosen lr and of no other
+    later: ClassVar[tuple[str, ...]] = ()  # options that came after records were made by this name
 
     def __post_init__(self) -> None:
         choices = (
@@ -353,6 +354,15 @@ def configure(defaults: Settings, options: dict[str, Any]) -> Settings:
     if options.get("predict") == "after":
         options = {**options, "predict": "own"}
     return replace(defaults, **options)
+
+
+def told(settings: Settings) -> dict[str, Any]:
+    """Return what tells settings apart, as plain values: a method that learns to do more keeps their name.
+
+    An option that came later is left out while it has its default, which changes nothing of what was done.
+    """
+    defaults = {item.name: item.default for item in fields(settings) if item.name in settings.later}
+    return {name: value for name, value in asdict(settings).items() if defaults.get(name, ...) != value}
 
 
 def servable(source: Trained) -> list[str]:

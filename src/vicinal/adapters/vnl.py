@@ -1,4 +1,4 @@
-"""vnl: entropy held to class shares by a frozen source model, on stream statistics; the default.
+"""vnl: entropy held by class shares or by nearest neighbors, on stream statistics; the default.
 
 Departs from the paper in five ways, each measured (docs/experiments.md): a frozen source model, the anchor,
 teaches the model how frequent the classes are, not which image is which, where the model soon knows better;
@@ -10,7 +10,6 @@ these is used was chosen on left-out domains.
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
@@ -19,7 +18,8 @@ from torch import Tensor
 
 from vicinal.adapters.contract import Adapter, Predict, Settings, Traits, register
 from vicinal.adapters.labeler import StreamLabeler
-from vicinal.adapters.passes import as_logits, optimizer_for, predict, update
+from vicinal.adapters.neighborhood import Neighborhood
+from vicinal.adapters.passes import Loss, as_logits, optimizer_for, predict, update
 from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
 from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError, ConfigError
@@ -27,6 +27,7 @@ from vicinal.functional.losses import prediction_entropy, soft_cross_entropy
 from vicinal.functional.shares import (
     doubt_share,
     effective_images,
+    gentle_divergence,
     likely_shares,
     mean_square,
     share_divergence,
@@ -35,9 +36,10 @@ from vicinal.functional.shares import (
 from vicinal.graphs import Branch
 from vicinal.models.inference import StreamInferenceNet
 
-Update = Literal["none", "marginal", "anchored", "entropy"]
+Update = Literal["none", "neighbors", "marginal", "anchored", "entropy"]
 UPDATES: tuple[Update, ...] = get_args(Update)  # from what can go wrong least to what can most
 WITH_ANCHOR = ("marginal", "anchored")
+WITH_SHARES = ("neighbors", "marginal")
 LONGEST_WINDOW = 1e3  # of each class; far beyond it one image is lost in the rounding of the shares
 
 
@@ -49,9 +51,16 @@ class VnlSettings(Settings):
     predict: Predict = "labels"
     horizon: float | None = 1000.0
     from_rest: bool = True
-    # Entropy with the anchor's class shares, with its labels, or alone; or no update.
+    # Entropy with labels by nearest neighbors, with an anchor's class shares or labels, or alone; or none.
     update: Update = "marginal"
     entropy_weight: float = 1.0  # of the entropy of the model's own predictions
+    neighbor_weight: float = 1.0  # of the cross-entropy with the labels by nearest neighbors
+    share_weight: float = 1.0  # of the divergence of a batch's class shares from those along the stream
+    share_window: float = 60.0  # images of each class over which those are averaged
+    neighbors: int = 10  # nearest ones that vote, fewer where a class can have no more of them
+    crowd: int = 30  # images of each class among which they are sought: the last of the stream
+    tau: float = 0.1  # difference of cosines that makes a neighbor's vote e times as heavy
+    voted: float = 0.8  # how much of a label is by votes; the rest is the model's own prediction
     marginal_weight: float = 3.0  # of the divergence of their class shares from those expected by the anchor
     window: float = 12.0  # images of each class over which these shares are averaged
     anchor_weight: float = 1.0  # of the cross-entropy with the anchor's labels
@@ -59,17 +68,31 @@ class VnlSettings(Settings):
     # is less to learn and steps are that much shorter. None: they are not. With update="marginal" alone.
     doubt: float | None = None
     known_of_lr: ClassVar[tuple[str, ...]] = ("doubt",)
+    later: ClassVar[tuple[str, ...]] = (
+        "neighbor_weight",
+        "share_weight",
+        "neighbors",
+        "crowd",
+        "tau",
+        "voted",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.update not in UPDATES:
             raise ConfigError(f"unknown update '{self.update}': choose from {', '.join(UPDATES)}")
-        if min(self.entropy_weight, self.marginal_weight, self.anchor_weight) < 0:
+        weights = ("entropy", "neighbor", "share", "marginal", "anchor")
+        if min(getattr(self, f"{name}_weight") for name in weights) < 0:
             raise ConfigError("vnl needs weights of at least 0")
-        if not 0 < self.window <= LONGEST_WINDOW:
+        if min(self.neighbors, self.crowd) < 1 or not self.tau > 0 or not 0 <= self.voted <= 1:
             raise ConfigError(
-                f"vnl needs a window of above 0 to {LONGEST_WINDOW:g} images of each class, not {self.window}"
+                "vnl needs neighbors and a crowd of at least 1, tau above 0 and voted between 0 and 1"
             )
+        for window in (self.window, self.share_window):
+            if not 0 < window <= LONGEST_WINDOW:
+                raise ConfigError(
+                    f"vnl needs windows of above 0 to {LONGEST_WINDOW:g} images of each class, not {window}"
+                )
         number = isinstance(self.doubt, int | float) and not isinstance(self.doubt, bool)
         if self.doubt is not None and not (number and 0 <= self.doubt <= 1):
             raise ConfigError(f"doubt is a number from 0 to 1, or None; not {self.doubt!r}")
@@ -90,23 +113,26 @@ class VnlSettings(Settings):
     ),
 )
 class Vnl(Adapter):
-    """Entropy held to class shares by a frozen source model, on stream statistics: the default.
+    """Entropy held to class shares by a frozen source model, or by nearest neighbors, on stream statistics.
 
     Loss: entropy_weight H(p) + marginal_weight KL[pi || p_bar], p_bar the classes' shares along the stream in
     the model's predictions, pi those that it is likely to have by the predictions of a frozen source model,
-    the anchor (`vicinal.functional.shares`); with update="anchored" entropy_weight H(p) + anchor_weight
-    CE(y_anchor, p), y_anchor the anchor's neighbor labels. Steps of lr / (1 + seen / horizon) after so many
-    images, times min(1, u / doubt), u how much the anchor doubts its predictions of the stream, `doubt` how
-    much left-out models did on the streams on which lr was chosen. Whether it updates at all, the step size,
-    whether Adam's momentum starts from rest, and whether own output or labels predict were chosen there too;
-    a model without left-out models takes the defaults and predicts by its own output. Prediction after the
+    the anchor (`vicinal.functional.shares`). With update="neighbors" and no anchor: entropy_weight H(p) +
+    neighbor_weight CE(y_near, p) + share_weight KL[m || p_bar], y_near the votes of nearest neighbors among
+    the last images of the stream (`vicinal.functional.neighbors`), m the batch's mean prediction. With
+    update="anchored": entropy_weight H(p) + anchor_weight CE(y_anchor, p), y_anchor the anchor's neighbor
+    labels. Steps of lr / (1 + seen / horizon) after so many images; of "marginal", times min(1, u / doubt), u
+    how much the anchor doubts its predictions of the stream, `doubt` how much left-out models did on the
+    streams on which lr was chosen. Whether and how it updates, the step size, whether Adam's momentum starts
+    from rest, and who predicts (own output, labels by phi or votes of neighbors) were chosen there too; a
+    model without left-out models takes the defaults and predicts by its own output. Prediction after the
     update.
     """
 
     steady = True
-    predicts = ("own", "labels")
+    predicts = ("own", "labels", "neighbors")
     settings: VnlSettings
-    # With update="marginal", averages along the stream:
+    # With update="neighbors" or "marginal", averages along the stream:
     counted: Tensor  # the classes' shares in the anchor's sharpened predictions; from zero, as Adam's are
     sureness: Tensor  # the mean square of these predictions, likewise
     predicted: Tensor  # the classes' shares in the model's predictions, from equal ones
@@ -116,16 +142,19 @@ class Vnl(Adapter):
         head = self.model.linear
         if self.settings.predict == "labels":
             self.labeler = StreamLabeler(fitted(source.predict_phi), head)
+        if self.has_neighbors:
+            self.neighborhood = Neighborhood(self.settings.crowd * len(head.bias), head)
         if self.settings.update in WITH_ANCHOR:
             self.anchor = copy.deepcopy(self.model).eval().requires_grad_(False)
             self.anchor_norm = NormStatistics(self.anchor, self.settings.statistics)
         if self.settings.update == "anchored":
             self.anchor_labeler = StreamLabeler(fitted(source.anchor_phi), head)
+        shares = torch.zeros_like(head.bias.detach())
+        if self.settings.update in WITH_SHARES:
+            self.register_buffer("predicted", torch.full_like(shares, 1 / len(shares)))
         if self.settings.update == "marginal":
-            shares = torch.zeros_like(head.bias.detach())
             self.register_buffer("counted", shares)
             self.register_buffer("sureness", shares.new_zeros(()))
-            self.register_buffer("predicted", torch.full_like(shares, 1 / len(shares)))
         if self.settings.update != "none":
             self.optimizer = optimizer_for(self)
 
@@ -134,12 +163,26 @@ class Vnl(Adapter):
         if self.settings.update != "none":
             self._learn(x)
         z, logits = predict(self, x)
+        y_hat = self._labels(z, logits)
+        if self.has_neighbors:
+            self.neighborhood.keep(z, logits.softmax(-1))
+        return logits if y_hat is None else as_logits(y_hat)
+
+    @property
+    def has_neighbors(self) -> bool:
+        """Whether nearest neighbors have a say, in updates or in predictions."""
+        return "neighbors" in (self.settings.predict, self.settings.update)
+
+    def _labels(self, z: Tensor, logits: Tensor) -> Tensor | None:
+        """Return the labels that predict a batch, by nearest neighbors or by phi; None: own output does."""
+        if self.settings.predict == "neighbors":
+            return self._voted(z, logits)
         if self.settings.predict == "own":
-            return logits
+            return None
         draws = self.settings.num_samples
         y_hat: Tensor = self.labeler(z, logits, self.model.linear, draws, self.generator)
         self.draws = self.labeler.draws
-        return as_logits(y_hat)
+        return y_hat
 
     def _learn(self, x: Tensor) -> None:
         with Branch(x.device) as branch:  # the anchor's pass beside the model's own
@@ -148,16 +191,18 @@ class Vnl(Adapter):
         def loss(z: Tensor, logits: Tensor) -> Tensor:
             branch.join()
             entropy = self.settings.entropy_weight * prediction_entropy(logits)
-            return entropy if held is None else entropy + held(logits)
+            return entropy if held is None else entropy + held(z, logits)
 
         for _ in range(self.settings.steps):
             logits = update(self, x, loss)
-        if self.settings.update == "marginal":
+        if self.settings.update in WITH_SHARES:
             self._join("predicted", logits.softmax(-1).mean(0), len(x))
 
-    def _held(self, x: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """Return what holds the entropy, a function of the logits: the anchor's view of the batch."""
+    def _held(self, x: Tensor) -> Loss | None:
+        """Return what holds the entropy, a function of z and logits: neighbors, or an anchor's view."""
         settings = self.settings
+        if settings.update == "neighbors":
+            return self._by_neighbors
         if settings.update not in WITH_ANCHOR:
             return None
         with torch.no_grad():  # on statistics of its own
@@ -166,9 +211,27 @@ class Vnl(Adapter):
                 z, logits = self.anchor.features_and_logits(x)
         if settings.update == "anchored":
             y_anchor = self._anchor_labels(z, logits)
-            return lambda logits: settings.anchor_weight * soft_cross_entropy(logits, y_anchor)
+            return lambda z, logits: settings.anchor_weight * soft_cross_entropy(logits, y_anchor)
         pi, fade = self._expected(logits), self._fade(len(x))
-        return lambda logits: settings.marginal_weight * share_divergence(logits, self.predicted, pi, fade)
+        weight = settings.marginal_weight
+        return lambda z, logits: weight * share_divergence(logits, self.predicted, pi, fade)
+
+    def _by_neighbors(self, z: Tensor, logits: Tensor) -> Tensor:
+        """Return CE(y_near, p) and KL[m || p_bar], weighted: what neighbors say, and the classes' shares."""
+        settings = self.settings
+        label = soft_cross_entropy(logits, self._voted(z, logits))
+        return settings.neighbor_weight * label + settings.share_weight * gentle_divergence(
+            logits, self.predicted
+        )
+
+    @torch.no_grad()
+    def _voted(self, z: Tensor, logits: Tensor) -> Tensor:
+        """Return the labels of a batch by its nearest neighbors."""
+        settings = self.settings
+        y_near: Tensor = self.neighborhood(
+            z, logits.softmax(-1), settings.neighbors, settings.tau, settings.voted
+        )
+        return y_near
 
     @torch.no_grad()
     def _anchor_labels(self, z: Tensor, logits: Tensor) -> Tensor:
@@ -204,7 +267,9 @@ class Vnl(Adapter):
     @property
     def _window(self) -> float:
         """Return over how many images shares are averaged."""
-        return self.settings.window * len(self.predicted)
+        settings = self.settings
+        each = settings.share_window if settings.update == "neighbors" else settings.window
+        return each * len(self.predicted)
 
     def _fade(self, images: int) -> float:
         """Return what is left of the averages after so many images."""

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from vicinal.adapters.contract import METHODS, configure
+from vicinal.adapters.contract import METHODS, configure, told
 from vicinal.benchmarks.check import EACH, domains_of
 from vicinal.benchmarks.compare import Entry
 from vicinal.benchmarks.options import real_options
@@ -21,7 +21,7 @@ from vicinal.data.catalog import DATASETS
 from vicinal.data.load import with_options
 from vicinal.data.streams import StreamSpec
 from vicinal.errors import UnknownNameError
-from vicinal.training.config import as_dict, identity
+from vicinal.training.config import identity
 
 DIGITS = 16  # of a key
 # They take no step, or choose their own; memo adapts to each image alone and would take hours to choose for.
@@ -300,7 +300,7 @@ def about_training(request: TrainRequest) -> About:
         "weights": settled.weights if settled.weights in ("none", "timm") else Path(settled.weights).name,
         "preprocessing": asdict(settled.preprocessing),
         "training": identity(settled.config),
-        "out_of_fold": None if settled.out_of_fold is None else as_dict(settled.out_of_fold),
+        "out_of_fold": None if settled.out_of_fold is None else identity(settled.out_of_fold),
     }
 
 
@@ -327,7 +327,7 @@ def _measure(
         "training": trained.about,
         "targets": list(group) if stream.joint else sorted(group),
         "method": row.method,
-        "settings": asdict(configure(METHODS[row.method].defaults, options)),
+        "settings": told(configure(METHODS[row.method].defaults, options)),
         "given": sorted(options),
         "step_sizes": list(scales_of(chooser.request)) if chooses else None,
         "stream": stream.kind,

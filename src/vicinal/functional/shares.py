@@ -70,3 +70,14 @@ def share_divergence(logits: Tensor, predicted: Tensor, expected: Tensor, fade: 
     # Clamped at the smallest number alone: once the average has forgotten a class, it is called back.
     log_p_bar = p_bar.clamp_min(torch.finfo(p_bar.dtype).tiny).log()
     return F.kl_div(log_p_bar, expected, reduction="sum") / (1 - fade)
+
+
+def gentle_divergence(logits: Tensor, expected: Tensor) -> Tensor:
+    """Return how far the classes' shares in a batch are from those expected, KL[m || pi], m = mean_i p_i.
+
+    Gentle, since it calls no class back that the batch does not have: a class of which m has nothing adds
+    nothing, where `share_divergence` has no bound. With equal shares it is SHOT's diversity, up to log C.
+    """
+    m = logits.softmax(-1).mean(-2)
+    tiny = torch.finfo(m.dtype).tiny
+    return (m * (m.clamp_min(tiny).log() - expected.clamp_min(tiny).log())).sum(-1)

@@ -21,7 +21,12 @@ from vicinal.report.tables import (
 )
 
 _MAX_VALUES = 6
-_PREDICTS = {"own": "own output", "labels": "neighbor labels", "chosen": "own output or labels, as chosen"}
+_PREDICTS = {
+    "own": "own output",
+    "labels": "neighbor labels",
+    "neighbors": "votes of nearest neighbors",
+    "chosen": "own output or labels, as chosen",
+}
 
 
 @dataclass(frozen=True)

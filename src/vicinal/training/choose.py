@@ -6,7 +6,7 @@ The table travels with the checkpoint, so that the choice can be checked.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vicinal.adapters.contract import METHODS, Settings, configure
 from vicinal.adapters.labeler import StreamLabeler
+from vicinal.adapters.neighborhood import Neighborhood
 from vicinal.adapters.statistics import KINDS
 from vicinal.adapters.vnl import UPDATES, Vnl, VnlSettings
 from vicinal.functional.losses import label_cross_entropy
@@ -89,12 +90,10 @@ def choose_rule(
         progress.advance(1 + len(tried), {"accuracy": row.accuracy})
     own = safest([row for row, _ in tried], config.tolerance, config.near)
     lessons = next(seen for row, seen in tried if row is own)
-    by_labels = _scores(streams, _cross_fitted(lessons, config, seed))
-    labels = replace(own, predict="labels", **by_labels._asdict())
-    final = surest([own, labels], config.tolerance)
+    final, others_told = _predictors(own, streams, lessons, config, seed)
     predict_phi = fit_phi(lessons, config, seed)
     progress.advance(2 + len(tried), {"accuracy": final.accuracy})
-    rows = [replace(row, chosen=row is final) for row in [*(row for row, _ in tried), labels]]
+    rows = [replace(row, chosen=row is final) for row in [*(row for row, _ in tried), *others_told]]
     others: list[Row] = []
     for method, options in baselines:
         _heed(stop)
@@ -102,6 +101,26 @@ def choose_rule(
         progress.advance(1 + len(rows) + len(others), {"accuracy": others[-1].accuracy})
     others = _marked(others, config.near)
     return Chosen(anchor_phi, predict_phi, _collect(final, doubt, others), [*rows, *others])
+
+
+def _predictors(
+    own: Row,
+    streams: Sequence[LeftOutStream],
+    lessons: Sequence[Lesson],
+    config: OutOfFoldConfig,
+    seed: int,
+) -> tuple[Row, list[Row]]:
+    """Return who predicts best after the updates of a rule, and all that were tried besides own output."""
+    ways: dict[str, Callable[[], list[Tensor]]] = {
+        "labels": lambda: _cross_fitted(lessons, config, seed),
+        "neighbors": lambda: [vote_lesson(lesson, VnlSettings()) for lesson in lessons],
+    }
+    tried = [
+        replace(own, predict=name, **_scores(streams, ways[name]())._asdict())
+        for name in config.predictors
+        if name in ways
+    ]
+    return surest([own, *tried] if "own" in config.predictors else tried, config.tolerance), tried
 
 
 def try_step_sizes(
@@ -244,7 +263,25 @@ def _cross_fitted(lessons: Sequence[Lesson], config: OutOfFoldConfig, seed: int)
 @torch.no_grad()
 def label_lesson(phi: StreamInferenceNet, lesson: Lesson) -> Tensor:
     """Return the labels phi gives online along a recorded stream (M, C)."""
-    labeler = StreamLabeler(phi, Head(lesson.head.weight[0], lesson.head.bias[0]))
+    labeler = StreamLabeler(phi, first_head(lesson))
     generator = torch.Generator(device=lesson.z.device).manual_seed(0)
     steps = zip(lesson.z, lesson.logits, lesson.head.weight, lesson.head.bias, strict=True)
     return torch.cat([labeler(z, logits, Head(w, b), 0, generator) for z, logits, w, b in steps])
+
+
+@torch.no_grad()
+def vote_lesson(lesson: Lesson, settings: VnlSettings) -> Tensor:
+    """Return the labels that nearest neighbors give online along a recorded stream (M, C)."""
+    head = first_head(lesson)
+    neighborhood = Neighborhood(settings.crowd * len(head.bias), head)
+    voted = []
+    for z, logits in zip(lesson.z, lesson.logits, strict=True):
+        y = logits.softmax(-1)
+        voted.append(neighborhood(z, y, settings.neighbors, settings.tau, settings.voted))
+        neighborhood.keep(z, y)
+    return torch.cat(voted)
+
+
+def first_head(lesson: Lesson) -> Head:
+    """Return the classifier that a stream met first."""
+    return Head(lesson.head.weight[0], lesson.head.bias[0])

@@ -4,7 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vicinal.adapters.vnl import UPDATES, Update
+from vicinal.adapters.contract import Predict
+from vicinal.adapters.vnl import UPDATES, Update, Vnl
 from vicinal.data.augment import Augment
 from vicinal.data.transforms import HARDENINGS
 from vicinal.errors import ConfigError, UnknownNameError
@@ -73,7 +74,8 @@ def for_pretrained(**options: Any) -> TrainConfig:
     return TrainConfig(**(paper | {"augment": Augment(), "validate_every": 100} | options))
 
 
-LATER = {"average": 0.0}  # options that came after the first models, and what those did
+# Options that came after the first models, and what those did.
+LATER = {"average": 0.0, "predictors": ["own", "labels"]}
 STARTS = (["False"], ["True"], ["False", "True"])
 
 
@@ -98,6 +100,8 @@ class OutOfFoldConfig:
     kl_weight: float = 0.0
     step_sizes: tuple[float, ...] = (3e-4, 1e-3, 2e-3)
     updates: tuple[Update, ...] = ("none", "marginal")
+    # Who may predict: the model's own output, labels by phi, labels by nearest neighbors.
+    predictors: tuple[Predict, ...] = ("own", "labels")
     from_rest: tuple[bool, ...] = (False, True)  # ways for Adam's momentum to start that are tried
     heed_doubt: bool = True  # whether steps are shorter where the anchor doubts less than on these streams
     tolerance: float = 0.005  # accuracies this close count as level: the safer update or predictor is taken
@@ -115,22 +119,25 @@ class OutOfFoldConfig:
         for update in self.updates:
             if update not in UPDATES:
                 raise UnknownNameError("update", update, UPDATES)
+        for predictor in self.predictors:
+            if predictor not in Vnl.predicts:
+                raise UnknownNameError("predictor", predictor, Vnl.predicts)
         if self.leave_out < 0 or min(self.epochs, self.batch_size, self.rounds) < 1:
             needs = "leave_out >= 0, and epochs, batch_size and rounds >= 1"
             raise ConfigError(f"out-of-fold fitting needs {needs}")
-        if not self.step_sizes or not self.updates:
-            raise ConfigError("out-of-fold fitting needs a step size and an update to try")
+        if not self.step_sizes or not self.updates or not self.predictors:
+            raise ConfigError("out-of-fold fitting needs a step size, an update and a predictor to try")
         starts = self.from_rest
         if not isinstance(starts, tuple) or sorted(map(repr, starts)) not in STARTS:
             raise ConfigError(f"from_rest lists the starts to try, False, True or both, not {starts!r}")
 
 
-def lasting(config: TrainConfig) -> dict[str, Any]:
+def lasting(config: TrainConfig | OutOfFoldConfig) -> dict[str, Any]:
     """Return, as plain values, all of a config that a trained model depends on, not what only takes time."""
     return {name: value for name, value in as_dict(config).items() if name not in ("save_every", "compile")}
 
 
-def identity(config: TrainConfig) -> dict[str, Any]:
+def identity(config: TrainConfig | OutOfFoldConfig) -> dict[str, Any]:
     """Return what tells a trained model apart; it keeps its name when training learns to do more.
 
     An option that came later is left out while it is not used: what was trained before it is what it was.

@@ -1,0 +1,49 @@
+"""The neighborhood of a stream's samples: it labels batches by those seen last, and remembers them."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vicinal.functional.neighbors import neighbor_votes
+from vicinal.types import Crowd, Head
+
+
+class Neighborhood(nn.Module):
+    """The last samples of one stream, with their labels, in tensors that stay where they are."""
+
+    z: Tensor
+    y: Tensor
+    count: Tensor  # samples so far; the next one takes the place of the oldest
+
+    def __init__(self, size: int, head: Head) -> None:
+        super().__init__()
+        self.register_buffer("z", torch.zeros_like(head.weight[:1]).repeat(size, 1))
+        self.register_buffer("y", torch.zeros_like(head.bias).repeat(size, 1))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long, device=head.bias.device))
+
+    @property
+    def crowd(self) -> Crowd:
+        """Who may vote."""
+        places = torch.arange(len(self.z), device=self.z.device)
+        return Crowd(self.z, self.y, places < self.count)
+
+    @torch.no_grad()
+    def forward(self, z: Tensor, y: Tensor, k: int, tau: float, share: float) -> Tensor:
+        """Return y_hat = (1 - share) y + share y_near (N, C), y_near the votes of the nearest neighbors.
+
+        A model whose features cannot be had has no neighbors: its own labels stand.
+        """
+        if z.shape[-1] == 0:
+            return y
+        return torch.lerp(y, neighbor_votes(z, y, self.crowd, k, tau), share)
+
+    @torch.no_grad()
+    def keep(self, z: Tensor, y: Tensor) -> None:
+        """Remember a batch, the oldest samples giving way; of one that is too large, its last samples."""
+        if z.shape[-1] == 0:
+            return
+        size = len(self.z)
+        places = (self.count + torch.arange(len(z), device=z.device)) % size
+        self.z.index_copy_(0, places[-size:], F.normalize(z[-size:], dim=-1))
+        self.y.index_copy_(0, places[-size:], y[-size:])
+        self.count += len(z)
