@@ -13,6 +13,8 @@ from vicinal.checkpoint import Trained
 from vicinal.types import Head
 
 STEADY = sorted(name for name in METHODS if METHODS[name].build.steady)
+BY_NEIGHBORS = {"update": "neighbors", "predict": "neighbors"}
+RUNS = [*((name, {}) for name in STEADY), ("vnl", BY_NEIGHBORS)]
 EAGER = 10**6  # runs before a step is recorded
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -29,14 +31,19 @@ def on_gpu(source: Trained) -> Trained:
 
 @pytest.mark.parametrize("net", ["small", "vit"])
 @pytest.mark.parametrize("statistics", ["own", "stream"])
-@pytest.mark.parametrize("method", STEADY)
+@pytest.mark.parametrize(("method", "given"), RUNS)
 def test_it_predicts_as_it_does_unrecorded(
-    make_case: Any, method: str, statistics: str, net: str, monkeypatch: pytest.MonkeyPatch
+    make_case: Any,
+    method: str,
+    given: dict[str, Any],
+    statistics: str,
+    net: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also with a short batch, after a reset, with an observer, and from a saved state."""
     case = make_case(method, net)
     source = on_gpu(case.source())
-    options = {} if statistics == "own" else {"statistics": statistics}
+    options = given if statistics == "own" else {**given, "statistics": statistics}
     batches = [batch.cuda() for batch in case.stream(6, 6, 6, 6, 4, 6, 6)]
 
     def told(warm_up: int) -> tuple[list[Tensor], int]:
