@@ -113,7 +113,9 @@ def held_against(judged: Judged) -> str:
 def _times(judged: Judged) -> str:
     """Return a ratio with as many digits as it takes to see on which side of the limit it lies."""
     assert judged.figure is not None
-    told = (f"{judged.figure:.{digits}f}" for digits in (2, 3, 4))
+    # Beside its rounds, with as many digits as they have: else it may seem to lie outside of them.
+    enough = (2, 3, 4) if judged.spread is None else (3, 4)
+    told = (f"{judged.figure:.{digits}f}" for digits in enough)
     apart = (text for text in told if judged.verdict != "missed" or float(text) > judged.goal.limit)
     return f"{next(apart, f'{judged.figure:g}')}x"
 
