@@ -36,10 +36,10 @@ from vicinal.functional.shares import (
 from vicinal.graphs import Branch
 from vicinal.models.inference import StreamInferenceNet
 
-Update = Literal["none", "neighbors", "marginal", "anchored", "entropy"]
+Update = Literal["none", "marginal", "neighbors", "anchored", "entropy"]
 UPDATES: tuple[Update, ...] = get_args(Update)  # from what can go wrong least to what can most
 WITH_ANCHOR = ("marginal", "anchored")
-WITH_SHARES = ("neighbors", "marginal")
+WITH_SHARES = ("marginal", "neighbors")
 LONGEST_WINDOW = 1e3  # of each class; far beyond it one image is lost in the rounding of the shares
 
 
@@ -71,6 +71,7 @@ class VnlSettings(Settings):
     later: ClassVar[tuple[str, ...]] = (
         "neighbor_weight",
         "share_weight",
+        "share_window",
         "neighbors",
         "crowd",
         "tau",

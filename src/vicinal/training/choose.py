@@ -151,7 +151,8 @@ def safest(rows: Sequence[Row], tolerance: float, near: float) -> Row:
     """Return, of the updates that are level with the most accurate one, the surest rule of the safest.
 
     No update cannot drift; the anchor's shares and labels hold the model to the source; entropy alone is held
-    by nothing. Shares before labels: on long streams they hold as well and are less in the way.
+    by nothing. Shares before labels: on long streams they hold as well and are less in the way. An anchor's
+    before neighbors: these follow the model where it goes.
     """
     update = min((row.update for row in _level(rows, tolerance)), key=UPDATES.index)
     return surest([row for row in rows if row.update == update], near)
