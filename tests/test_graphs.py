@@ -1,6 +1,7 @@
 """Recorded steps give what they give as written; without a GPU they run as written."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -119,6 +120,62 @@ def test_a_step_that_looks_at_numbers_refuses_and_runs_on() -> None:
         found = recorder.run(step, torch.full((2,), value, device="cuda"))["y"]
         assert found.tolist() == [abs(value)] * 2
     assert recorder.refused
+
+
+@gpu
+def test_a_step_that_refuses_goes_on_drawing_where_it_was() -> None:
+    def drawn(generator: torch.Generator, recorder: Recorder) -> list[float]:
+        def step(x: Tensor) -> dict[str, Tensor]:
+            noise = torch.randn((), generator=generator, device="cuda")
+            return {"y": x + float(noise)}
+
+        return [float(recorder.run(step, torch.zeros((), device="cuda"))["y"]) for _ in range(5)]
+
+    never, once = (torch.Generator("cuda").manual_seed(4) for _ in range(2))
+    unrecorded, recorder = Recorder(), Recorder((once,))
+    unrecorded.refused = "not asked"
+    assert drawn(once, recorder) == drawn(never, unrecorded)
+    assert recorder.refused
+
+
+@gpu
+def test_recordings_that_nobody_holds_do_not_break_one_that_is_made() -> None:
+    def one() -> Recorder:
+        recorder = Recorder()
+        for _ in range(3):
+            recorder.run(lambda x: {"y": 2 * x, "z": torch.stack([x] * 3)}, torch.ones(3, device="cuda"))
+        recorder.itself = recorder  # type: ignore[attr-defined]  # a circle, which only a collection frees
+        return recorder
+
+    was = gc.get_threshold()
+    gc.set_threshold(20)  # many collections, wherever they fall
+    try:
+        assert [one().refused for _ in range(10)] == [""] * 10
+    finally:
+        gc.set_threshold(*was)
+
+
+def test_nothing_is_collected_while_a_step_is_recorded() -> None:
+    def collects() -> bool:
+        with graphs._without_collecting():
+            return gc.isenabled()
+
+    def stopped() -> None:
+        with graphs._without_collecting():
+            raise ValueError("stopped")
+
+    assert not collects()
+    assert gc.isenabled()
+    with pytest.raises(ValueError, match="stopped"):
+        stopped()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with graphs._without_collecting():
+            pass
+        assert not gc.isenabled(), "who has switched it off wants it off"
+    finally:
+        gc.enable()
 
 
 def branched(x: Tensor) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from torch.cuda import _utils
 from vicinal.adapters import bookkeeping, norm_kernels, reading
 from vicinal.data import fused
 from vicinal.kernels import constant, suited, with_constants
+from vicinal.models import pool_kernels
 
 TEXTS = {
     "average": bookkeeping.source(),
@@ -15,6 +16,8 @@ TEXTS = {
     "read_stream": reading.source(),
     "measure": fused.source(whole_levels=True, channels=3),
     "augment": fused.source(whole_levels=False, channels=1),
+    "pool_forward": pool_kernels.source(pool_kernels.Geometry(3, 3, 2, 2, 1, 1), half=True, lanes=8),
+    "pool_backward": pool_kernels.source(pool_kernels.Geometry(5, 4, 3, 1, 2, 0), half=True, lanes=1),
 }
 
 

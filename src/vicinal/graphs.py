@@ -6,8 +6,9 @@ replayed. Everywhere but on a GPU, and where a step refuses to be recorded, it r
 """
 
 import copy
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import gc
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -88,14 +89,18 @@ class Recorder:
 
     def _record(self, step: Step, signature: Signature, inputs: Sequence[Tensor]) -> bool:
         """Record the step; return whether it could be. Nothing is computed meanwhile."""
-        graph, held = torch.cuda.CUDAGraph(), tuple(value.clone() for value in inputs)
+        graph, held = torch.cuda.CUDAGraph(), tuple(_placed(value) for value in inputs)
+        before = [generator.clone_state() for generator in self._generators]
         for generator in self._generators:
             graph.register_generator_state(generator)
         try:
             # Other threads may go on making batches.
-            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            recording = torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local")
+            with _without_collecting(), recording:
                 outputs = step(*held)
         except RuntimeError as error:
+            for generator, state in zip(self._generators, before, strict=True):
+                generator.graphsafe_set_state(state)  # its own still waits for the end of a recording
             first = error.__context__ or error  # what broke the recording, not how it ended
             self.refused = " ".join(str(first).split())
             return False
@@ -105,6 +110,26 @@ class Recorder:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Recorder":
         """Return a recorder without recordings: those read and write the original's tensors."""
         return Recorder([copy.deepcopy(generator, memo) for generator in self._generators])
+
+
+def _placed(value: Tensor) -> Tensor:
+    """Return a copy of an input where a recording will read it: images with their channels last.
+
+    So the nets on a GPU take them: a copy turns them once, where every pass would turn them again.
+    """
+    return value.clone(memory_format=torch.channels_last) if value.dim() == 4 else value.clone()
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Keep Python from collecting garbage: an old recording among it would break the one being made."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class Branch:

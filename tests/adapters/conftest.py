@@ -2,11 +2,8 @@
 
 import copy
 import ctypes
-import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,39 +188,6 @@ class SlowStream:
         """Return the logits of the next batch, which is not learned from."""
         self.begin()
         return self.take(x)[1]
-
-
-@pytest.fixture(scope="session")
-def build_cpp(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ctypes.CDLL]:
-    """Return a function that compiles C++: a kernel's text, with what stands in for a GPU around it."""
-    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-
-    def build(text: str) -> ctypes.CDLL:
-        if compiler is None:
-            pytest.skip("no C++ compiler")
-        folder: Path = tmp_path_factory.mktemp("kernels")
-        source, library = folder / "kernels.cpp", folder / "kernels.so"
-        source.write_text(text)
-        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-pthread", "-o", library, source], check=True)
-        return ctypes.CDLL(str(library))
-
-    return build
-
-
-@pytest.fixture(scope="session")
-def as_pointers() -> Callable[[Sequence[Any]], Any]:
-    """Return a function that makes what a kernel is told, tensors and whole numbers, an array of pointers."""
-
-    def pointers(told: Sequence[Any]) -> Any:
-        held = [
-            ctypes.c_void_p(value.data_ptr()) if isinstance(value, Tensor) else ctypes.c_int(value)
-            for value in told
-        ]
-        array = (ctypes.c_void_p * len(held))(*(ctypes.addressof(value) for value in held))
-        array.held = held  # for as long as the array is
-        return array
-
-    return pointers
 
 
 Pointers = Callable[[Sequence[Any]], Any]

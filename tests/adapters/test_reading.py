@@ -24,6 +24,7 @@ SHIM = """
 #define __device__ static
 #define __shared__ static
 #define __launch_bounds__(threads)
+#define __restrict__
 struct Place { int x; };
 static thread_local Place threadIdx;
 static pthread_barrier_t barrier;

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from vicinal.models import classifier
@@ -55,7 +55,7 @@ def test_passes_without_gradients_are_not_compiled(monkeypatch: pytest.MonkeyPat
 
 
 def test_where_nothing_can_be_compiled_the_net_runs_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(features: nn.Module, x: Tensor, state: Any) -> Tensor:
+    def refuse(*given: Any) -> Tensor:
         raise torch._dynamo.exc.BackendCompilerFailed(lambda: None, RuntimeError("no compiler"), None)  # type: ignore[no-untyped-call]
 
     monkeypatch.setattr(classifier, "fused", lambda: refuse)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.adapters.reading import read
-from vicinal.functional.labels import neighbor_draws, neighbor_labels
+from vicinal.functional.labels import drawn_labels, neighbor_labels, noise_like
 from vicinal.functional.memory import empty_memory
+from vicinal.graphs import Branch
 from vicinal.models.inference import StreamInferenceNet
 from vicinal.types import Head, StreamMemory
 
@@ -36,11 +37,16 @@ class StreamLabeler(nn.Module):
         y_hat = t y_w + (1 - t) y_own, y_w what draws of w say and t the trust in it: the part of its mass
         that lies on classes whose evidence is inside the range phi was fitted on.
         """
+        with Branch(z.device) as beside:  # what needs no w
+            own = logits.softmax(-1)
+            noise = noise_like(head.weight, num_samples, generator) if num_samples else None
         w, memory, trusted = read(self.phi, z.contiguous(), logits.contiguous(), head, self.memory)
-        draws = neighbor_draws(z, w, num_samples, generator) if num_samples else None
+        beside.join()
+        with Branch(z.device) as remembering:
+            torch._foreach_copy_(list(self.memory), list(memory))
+        draws = None if noise is None else drawn_labels(z, w, noise)
         y_w = neighbor_labels(z, w, 0) if draws is None else draws.mean(0)
         trust = (y_w * trusted).sum(-1, keepdim=True)
-        torch._foreach_copy_(list(self.memory), list(memory))
-        own = logits.softmax(-1)
         self.draws = None if draws is None else torch.lerp(own.expand_as(draws), draws, trust)
+        remembering.join()
         return torch.lerp(own, y_w, trust)

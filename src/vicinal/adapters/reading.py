@@ -19,18 +19,24 @@ from vicinal.types import GaussianW, Head, StreamMemory
 
 THREADS = 1024  # of the one block
 LANES = 32  # threads that add up one sum, at most a warp; both are powers of two
+MANY = 4  # classes for which a thread reads a feature once
 MOST_CLASSES = 256  # whose numbers fit into the memory that a block shares
 # Images times classes times features, above which one block is slower than the formulas: by an estimate.
 MOST_WORK = 3_000_000
 SOURCE = """
 struct Sums { float centred, mean, row, total; };  // over the features: squares, and products with centred
 struct Answer { float step, beta, spread; };  // of phi's net, of a class; the logarithm of the spread
+struct Weights { float weights, labels, square; };  // of a class, over the images
+struct alignas(16) Four { float of[4]; };  // read at once
+struct Many { float of[MANY]; };  // the same of so many classes, side by side
 
 struct Block {  // what its threads share
-    Sums slots[THREADS], of_class[MOST_CLASSES + 1];  // the last one: of the mean of the stream
+    Many slots[THREADS];
+    Sums of_class[MOST_CLASSES + 1];  // the last one: of the mean of the stream
     float counts[MOST_CLASSES], norms[MOST_CLASSES], moved[MOST_CLASSES];
     float row_norms[MOST_CLASSES], row_lengths[MOST_CLASSES];
-    float evidence[MOST_CLASSES][NUMBERS], averages[NUMBERS];
+    float evidence[MOST_CLASSES][NUMBERS], averages[NUMBERS], squares[MOST_CLASSES];
+    float given[THREADS / LANES][EVIDENCE];  // what phi's net is told of the class of each row of threads
 };
 
 __device__ float together(float a, float b) { return a + b; }
@@ -43,11 +49,20 @@ __device__ Answer together(Answer a, Answer b) {
     return {a.step + b.step, a.beta + b.beta, a.spread + b.spread};
 }
 
+__device__ Weights together(Weights a, Weights b) {
+    return {a.weights + b.weights, a.labels + b.labels, a.square + b.square};
+}
+
+__device__ Many together(Many a, Many b) {
+    for (int k = 0; k < MANY; ++k) a.of[k] += b.of[k];
+    return a;
+}
+
 // Each row of a matrix is added up by LANES threads, all of which then hold its sum. They are of one warp and
-// wait for each other alone. Every thread of the block comes here.
+// wait for each other alone. All threads of a row come here.
 template <class T> __device__ T added(Block& block, T mine) {
     const int lane = threadIdx.x % LANES;
-    Sums* slot = block.slots + threadIdx.x;  // of this thread, whatever it adds up
+    Many* slot = block.slots + threadIdx.x;  // of this thread, whatever it adds up
     *(T*)slot = mine;
     for (int half = LANES / 2; half > 0; half /= 2) {
         __syncwarp();
@@ -81,9 +96,10 @@ __device__ void soften(Block& block, const float* logits, float* y, int images, 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) read_stream(
-    const float* z, const float* logits, const float* weight, const float* bias,
-    const float* old_sums, const float* old_counts, const float* old_mass, const float* old_marginal,
-    const float* old_squares, const float* phi, const float* decay_by,
+    const float* __restrict__ z, const float* __restrict__ logits, const float* __restrict__ weight,
+    const float* __restrict__ bias, const float* __restrict__ old_sums, const float* old_counts,
+    const float* old_mass, const float* old_marginal, const float* old_squares,
+    const float* __restrict__ phi, const float* decay_by,
     int images, int classes, int features, int hidden, int rounds,
     float* mean, float* spread, float* new_bias, float* trust,
     float* sums, float* count, float* mass, float* marginal, float* squares,
@@ -132,30 +148,41 @@ extern "C" __global__ void __launch_bounds__(THREADS) read_stream(
 
     for (int turn = 0; turn <= rounds; ++turn) {
         // The memory with the batch in it, under the labels of the turn before.
-        for (int i = t; i < classes * features; i += THREADS) {
-            const int c = i / features, j = i % features;
-            float sum = 0;
+        for (int i = t; i < (classes + MANY - 1) / MANY * features; i += THREADS) {
+            const int from = i / features * MANY, j = i % features, last = classes - 1 - from;
+            Many sum = {};
+            #pragma unroll 4
             for (int n = 0; n < images; ++n) {
-                const float p = y[n * classes + c];
-                sum += p * p * z[n * features + j];
+                const float value = z[n * features + j];  // once for all of them
+                for (int k = 0; k < MANY; ++k) {
+                    const float p = y[n * classes + from + (k < last ? k : last)];
+                    sum.of[k] += p * p * value;
+                }
             }
-            sums[i] = sum + decay * old_sums[i];
+            for (int k = 0; k < MANY; ++k) {
+                const int at = (from + k) * features + j;
+                if (k <= last) sums[at] = sum.of[k] + decay * old_sums[at];
+            }
         }
-        for (int c = t; c < classes; c += THREADS) {
-            float weights = 0, labels = 0, square = 0;
-            for (int n = 0; n < images; ++n) {
+        for (int first = 0; first < classes; first += groups) {
+            const int c = first + group;
+            Weights mine = {0, 0, 0};
+            for (int n = lane; c < classes && n < images; n += LANES) {
                 const float p = y[n * classes + c];
-                weights += p * p, labels += p, square += p * p * energy[n];
+                mine = together(mine, {p * p, p, p * p * energy[n]});
             }
-            count[c] = counts[c] = weights + decay * old_counts[c];
-            mass[c] = labels + decay * old_mass[c];
-            marginal[c] = labels / images + decay * (old_marginal[c] - labels / images);
-            squares[c] = square + decay * old_squares[c];
+            mine = added(block, mine);
+            if (c >= classes || lane > 0) continue;
+            const float share = mine.labels / images;
+            count[c] = counts[c] = mine.weights + decay * old_counts[c];
+            mass[c] = mine.labels + decay * old_mass[c];
+            marginal[c] = share + decay * (old_marginal[c] - share);
+            squares[c] = block.squares[c] = mine.square + decay * old_squares[c];
         }
         __syncthreads();
 
         float summed = 0, all_squares = 0;
-        for (int c = 0; c < classes; ++c) summed += counts[c], all_squares += squares[c];
+        for (int c = 0; c < classes; ++c) summed += counts[c], all_squares += block.squares[c];
         const float safe = fmaxf(summed, TINY);
         for (int j = t; j < features; j += THREADS) {
             float sum = 0;
@@ -193,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) read_stream(
         const float overall = fmaxf(fmaxf(whole - middle * middle, ROUNDING * whole), TINY);
         for (int c = t; c < classes; c += THREADS) {
             const Sums at = of_class[c];
-            const float within = squares[c] / fmaxf(counts[c], TINY) - at.mean;
+            const float within = block.squares[c] / fmaxf(counts[c], TINY) - at.mean;
             const float wide = counts[c] > RARE ? fmaxf(within, 0.f) / overall : 1.f;
             float* numbers = block.evidence[c];
             numbers[0] = fmaxf(logf(counts[c] + 1e-6f), -5.f);
@@ -213,23 +240,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) read_stream(
         }
         __syncthreads();
 
-        for (int first = 0; first < classes; first += groups) {
-            const int c = first + group, row = c < classes ? c : 0;
-            float given[EVIDENCE], excess = 0;
-            for (int k = 0; k < EVIDENCE; ++k) {
-                const float number = k < NUMBERS ? block.evidence[row][k] : averages[k - NUMBERS];
+        for (int c = group; c < classes; c += groups) {  // all threads of a row, or none
+            float* given = block.given[group];
+            float excess = 0;
+            for (int k = lane; k < EVIDENCE; k += LANES) {
+                const float number = k < NUMBERS ? block.evidence[c][k] : averages[k - NUMBERS];
                 excess += (fmaxf(low[k] - number, 0.f) + fmaxf(number - high[k], 0.f)) / scale[k];
                 given[k] = (number - location[k]) / scale[k];
             }
+            excess = added(block, excess);  // which waits for what is given as well
             Answer mine = {0, 0, 0};
             for (int h = lane; turn < rounds && h < hidden; h += LANES) {
+                const Four* row = (const Four*)(into + h * EVIDENCE);
                 float unit = into_bias[h];
-                for (int k = 0; k < EVIDENCE; ++k) unit += into[h * EVIDENCE + k] * given[k];
+                for (int k = 0; k < EVIDENCE; ++k) unit += row[k / 4].of[k % 4] * given[k];
                 unit = fmaxf(unit, 0.f);
                 mine = together(mine, {out[h] * unit, out[hidden + h] * unit, out[2 * hidden + h] * unit});
             }
             const Answer answer = added(block, mine);
-            if (c >= classes || lane > 0) continue;
+            if (lane > 0) continue;
             if (turn == rounds) {
                 trust[c] = expf(-excess);
                 continue;
@@ -248,13 +277,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) read_stream(
             mean[i] = (weight[i] + moved[c] * centred) * cool;
         }
         __syncthreads();
-        for (int first = 0; first < images * classes; first += groups) {
-            const int i = first + group, n = i / classes, c = i % classes;
-            float mine = 0;
-            for (int j = lane; i < images * classes && j < features; j += LANES)
-                mine += z[n * features + j] * mean[c * features + j];
+        const int parts = (classes + MANY - 1) / MANY;
+        for (int first = 0; first < images * parts; first += groups) {
+            const int i = first + group, n = i / parts, from = i % parts * MANY, last = classes - 1 - from;
+            Many mine = {};
+            #pragma unroll 4
+            for (int j = lane; i < images * parts && j < features; j += LANES) {
+                const float value = z[n * features + j];
+                for (int k = 0; k < MANY; ++k)
+                    mine.of[k] += value * mean[(from + (k < last ? k : last)) * features + j];
+            }
             mine = added(block, mine);
-            if (i < images * classes && lane == 0) y[i] = mine + new_bias[c];
+            if (i >= images * parts || lane > 0) continue;
+            for (int k = 0; k < MANY; ++k)
+                if (k <= last) y[n * classes + from + k] = mine.of[k] + new_bias[from + k];
         }
         __syncthreads();
         soften(block, y, y, images, classes);
@@ -310,6 +346,7 @@ def source(threads: int = THREADS, lanes: int = LANES) -> str:
     constants = {
         "THREADS": threads,
         "LANES": lanes,
+        "MANY": MANY,
         "MOST_CLASSES": MOST_CLASSES,
         "NUMBERS": len(NUMBERS),
         "EVIDENCE": len(EVIDENCE),

@@ -111,13 +111,13 @@ extern "C" __global__ void augment(const PIXEL* images, const Sample* samples, c
     const int place = blockIdx.y * THREADS + threadIdx.x;
     if (place >= height * width) return;
     const Sample s = samples[blockIdx.x];
-    const long long start = (long long)blockIdx.x * CHANNELS * height * width;
+    const long long pixels = (long long)height * width, start = blockIdx.x * CHANNELS * pixels;
     float p[CHANNELS], mean = 0;
     for (int part = 0; part < PARTS; ++part) mean += sums[blockIdx.x * PARTS + part];
     read(images + start, s, place, height, width, p);
     jitter(p, s, &mean);
     if (CHANNELS == 3 && s.gray > 0) p[0] = p[1] = p[2] = light_of(p);
-    for (int c = 0; c < CHANNELS; ++c) results[start + (long long)c * height * width + place] = p[c];
+    for (int c = 0; c < CHANNELS; ++c) results[start + (long long)place * CHANNELS + c] = p[c];
 }
 """
 
@@ -137,7 +137,8 @@ def augment_fused(images: Tensor, rows: Tensor) -> Tensor | None:
     with torch.cuda.device(images.device):
         samples = upload(rows.float(), images.device)
         sums = torch.empty(count, PARTS, device=images.device)
-        results = torch.empty(images.shape, device=images.device)
+        # Channels last, as the nets on a GPU take images.
+        results = torch.empty(images.shape, device=images.device, memory_format=torch.channels_last)
         block = (THREADS, 1, 1)
         kernels[0]((count, PARTS, 1), block, [pixels, samples, sums, height, width])
         blocks = -(-height * width // THREADS)

@@ -61,9 +61,17 @@ def neighbor_draws(
     z: Tensor, w: GaussianW, num_samples: int, generator: torch.Generator | None = None
 ) -> Tensor:
     """Return what each draw of the latent classifier says of each sample (S, ..., N, C), Eq. (5)."""
-    noise = torch.randn(
-        (num_samples, *w.mean.shape), generator=generator, device=w.mean.device, dtype=w.mean.dtype
-    )
+    return drawn_labels(z, w, noise_like(w.mean, num_samples, generator))
+
+
+def noise_like(rows: Tensor, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
+    """Return standard normal noise (S, ...) for draws of rows."""
+    shape = (num_samples, *rows.shape)
+    return torch.randn(shape, generator=generator, device=rows.device, dtype=rows.dtype)
+
+
+def drawn_labels(z: Tensor, w: GaussianW, noise: Tensor) -> Tensor:
+    """Return softmax(z w_s' + b) of each sample (S, ..., N, C), w_s = mean + std * noise_s."""
     return linear_logits(z, w.mean + w.std * noise, w.bias).softmax(-1)
 
 

@@ -14,12 +14,15 @@ from vicinal.types import Head
 
 PRECISIONS = ("float32", "bfloat16")  # what features can be computed in
 State = dict[str, Tensor]
-Run = Callable[[nn.Module, Tensor, State | None], Tensor]
+Constants = tuple[Tensor, Tensor]  # mean and standard deviation of each channel
+Run = Callable[[nn.Module, Tensor, Constants, State | None], Tensor]
 
 
-def as_written(features: nn.Module, x: Tensor, state: State | None) -> Tensor:
-    """Return the features of normalized images, under other weights and buffers if given."""
-    z: Tensor = features(x) if state is None else functional_call(features, state, (x,))
+def as_written(features: nn.Module, x: Tensor, constants: Constants, state: State | None) -> Tensor:
+    """Return the features of images in [0, 1], normalized, under other weights and buffers if given."""
+    mean, std = constants
+    normal = (x - mean) / std
+    z: Tensor = features(normal) if state is None else functional_call(features, state, (normal,))
     return z
 
 
@@ -62,20 +65,20 @@ class Classifier(nn.Module):
 
     def embed(self, x: Tensor, state: State | None = None) -> Tensor:
         """Return the features z (N, d) of images in [0, 1], under other weights and buffers if given."""
-        normal = (x - self.mean) / self.std
         with computing_in(self.precision, x.device):
-            return self._run(normal, state).to(x.dtype)
+            return self._run(x, state).to(x.dtype)
 
     def _run(self, x: Tensor, state: State | None) -> Tensor:
+        given = (self.features, x, (self.mean, self.std), state)
         if not (self.compiled and torch.is_grad_enabled()):
-            return as_written(self.features, x, state)
+            return as_written(*given)
         try:
-            return fused()(self.features, x, state)
+            return fused()(*given)
         except torch._dynamo.exc.TorchDynamoException as error:
             self.compiled = False
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
             warnings.warn(f"the net could not be compiled and runs as written: {why}", stacklevel=2)
-            return as_written(self.features, x, state)
+            return as_written(*given)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (N, C) of images in [0, 1]."""

@@ -14,6 +14,7 @@ from vicinal.functional.schedule import one_cycle
 from vicinal.graphs import adam_options
 from vicinal.models.classifier import Classifier
 from vicinal.models.inference import InferenceNet
+from vicinal.models.pooling import fuse_pools
 from vicinal.registry import Registry
 from vicinal.training.average import average_of
 from vicinal.training.config import TrainConfig
@@ -73,15 +74,16 @@ def make_learner(
     model: Classifier, phi: InferenceNet | None, stage: Stage, config: TrainConfig, seed: int
 ) -> Learner:
     """Return a learner at the start of a stage: Adam with a step size for each part."""
-    groups = []
+    groups, device = [], next(model.parameters()).device
     if not stage.fixed_model:
+        if device.type == "cuda":
+            fuse_pools(model)
         groups += [
             {"params": list(model.features.parameters()), "lr": config.backbone_lr},
             {"params": list(model.head.parameters()), "lr": config.head_lr},
         ]
     if stage.uses_phi and phi is not None:
         groups.append({"params": list(phi.parameters()), "lr": config.phi_lr})
-    device = next(model.parameters()).device
     auxiliary = None
     if stage.auxiliary is not None:
         with torch.random.fork_rng(devices=[]):

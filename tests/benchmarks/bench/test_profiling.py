@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from vicinal.benchmarks.bench.profiling import OTHER, WAITING, by_kind, kind_of, profiled
+from vicinal.models import pool_kernels
 
 CONV = "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x128x16"
 NORM = "void at::native::batch_norm_transform_input_channels_last_kernel<float, float, 4>"
@@ -31,6 +32,7 @@ RELU = "void at::native::vectorized_elementwise_kernel<4, at::native::launch_cla
         ("Memcpy DtoD (Device -> Device)", "copies and layout"),
         ("aten::copy_", "copies and layout"),
         ("void at::native::max_pool_backward_nhwc<float, float>", "pooling"),
+        *((name, "pooling") for name in pool_kernels.NAMES),
         ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", "reductions"),
         (RELU, "elementwise"),
         ("aten::threshold_backward", "elementwise"),
