@@ -30,8 +30,8 @@ from torch import Tensor, nn
 import vicinal.adapters  # noqa: F401  fills the registry
 from vicinal.adapters.contract import METHODS, Adapter, adapt
 from vicinal.adapters.guard import Guarded
-from vicinal.benchmarks.jobs import step_sizes_in
 from vicinal.benchmarks.peers import TRAINED_FOR
+from vicinal.benchmarks.place import step_sizes_in
 from vicinal.benchmarks.plan import FIXED
 from vicinal.benchmarks.prepare import roles_for
 from vicinal.checkpoint import Trained, load

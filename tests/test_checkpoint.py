@@ -18,7 +18,19 @@ from safetensors.torch import save_file
 from torch import nn
 
 from vicinal import checkpoint
-from vicinal.checkpoint import FORMAT, Trained, load, read_tensors, save, write_tensors
+from vicinal.checkpoint import (
+    FORMAT,
+    Taught,
+    Trained,
+    load,
+    load_taught,
+    read_tensors,
+    save,
+    save_taught,
+    taught_of,
+    with_taught,
+    write_tensors,
+)
 from vicinal.errors import CheckpointError
 from vicinal.functional.memory import empty_memory
 from vicinal.models.backbones import build_classifier, preprocessing_for
@@ -363,6 +375,92 @@ def test_an_interrupted_write_leaves_the_old_file_as_it_was(path: Path, trained:
             save(path, trained)
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.fixture
+def taught(trained: Trained) -> Taught:
+    found = taught_of(
+        replace(trained, config={**trained.config, "out_of_fold": {"epochs": 3, "baselines": []}})
+    )
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def taught_path(tmp_path: Path, taught: Taught) -> Path:
+    save_taught(tmp_path / "run" / "taught.safetensors", taught)
+    return tmp_path / "run" / "taught.safetensors"
+
+
+def test_what_was_taught_comes_back_and_is_small(taught: Taught, taught_path: Path, path: Path) -> None:
+    found = load_taught(taught_path)
+    for part in ("anchor_phi", "predict_phi"):
+        before, after = getattr(taught, part), getattr(found, part)
+        assert after.shape == before.shape
+        assert not any(module.training for module in after.modules())
+        for name, value in before.state_dict().items():
+            assert torch.equal(after.state_dict()[name], value)
+    assert (found.choice, found.out_of_fold) == (taught.choice, taught.out_of_fold)
+    assert taught_path.stat().st_size < path.stat().st_size / 10
+    # Packed as in a checkpoint.
+    whole = read_tensors(path)[0]
+    assert all(torch.equal(whole[name], value) for name, value in read_tensors(taught_path)[0].items())
+
+
+def test_a_model_given_what_was_taught_is_as_if_it_had_been_taught_itself(
+    trained: Trained, taught: Taught, taught_path: Path, tmp_path: Path
+) -> None:
+    save(tmp_path / "one.safetensors", with_taught(trained, taught))
+    bare = replace(trained, anchor_phi=None, predict_phi=None, choice={})
+    assert taught_of(bare) is None
+    save(tmp_path / "other.safetensors", with_taught(bare, load_taught(taught_path)))
+    assert (tmp_path / "other.safetensors").read_bytes() == (tmp_path / "one.safetensors").read_bytes()
+    found = load(tmp_path / "other.safetensors")
+    assert (found.choice, found.config) == (CHOICE, {**trained.config, "out_of_fold": taught.out_of_fold})
+    assert bare.config == trained.config  # the one that was given is as it was
+
+
+@pytest.mark.parametrize("keep", [0, 7, 200, -1])
+def test_a_cut_off_file_of_what_was_taught_is_refused(taught_path: Path, keep: int) -> None:
+    taught_path.write_bytes(taught_path.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match="damaged, or not a safetensors file") as caught:
+        load_taught(taught_path)
+    one_line(caught, taught_path)
+
+
+def test_neither_kind_of_file_is_taken_for_the_other(path: Path, taught_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not hold what left-out domains taught") as caught:
+        load_taught(path)
+    one_line(caught, path)
+    with pytest.raises(CheckpointError, match="holds what left-out domains taught, not the model") as caught:
+        load(taught_path)
+    one_line(caught, taught_path)
+
+
+FOREIGN: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
+    "another format": lambda tensors, header: header.update(format=99),
+    "no choice": lambda tensors, header: header.pop("choice"),
+    "a net missing": lambda tensors, header: header["nets"].pop("predict_phi"),
+    "a net too many": lambda tensors, header: header["nets"].update(phi=header["nets"]["anchor_phi"]),
+    "a tensor missing": lambda tensors, header: tensors.pop(min(tensors)),
+    "nets that are a list": lambda tensors, header: header.update(nets=["anchor_phi"]),
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_a_foreign_file_of_what_was_taught_is_refused(taught_path: Path, what: str) -> None:
+    rewrite(taught_path, FOREIGN[what])
+    with pytest.raises(CheckpointError, match="format 99" if "format" in what else "disagree") as caught:
+        load_taught(taught_path)
+    one_line(caught, taught_path)
+
+
+@pytest.mark.parametrize("how", [how for how in FAILURES if how != "limit"])  # it is smaller than that
+def test_what_was_taught_is_written_whole_or_not_at_all(tmp_path: Path, taught: Taught, how: str) -> None:
+    file = tmp_path / "taught.safetensors"
+    with failing(how), pytest.raises(CheckpointError, match="could not be written"):
+        save_taught(file, taught)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path, trained: Trained) -> None:

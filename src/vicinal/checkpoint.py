@@ -1,5 +1,6 @@
 """One safetensors file: weights, config, class names, preprocessing, what was chosen, and versions.
 
+What left-out domains taught also goes into a file of its own, in the same form: a few kilobytes.
 Loading reads tensors and JSON; it executes no code. Writing is atomic: a full disk or a kill leaves the old
 file as it was.
 """
@@ -8,6 +9,8 @@ import dataclasses
 import json
 import os
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,12 @@ from vicinal.versions import versions
 
 FORMAT = 3
 HEADER = "vicinal"
+# Files of ours that hold no model, by kind, and what to do instead.
+OTHERS = {
+    "state": "the state of an unfinished training, not a model: run it to its end",
+    "stream": "the state of an adapter, not a model: read it with vicinal.load_adapter",
+    "taught": "what left-out domains taught, not the model they taught it for",
+}
 
 
 @dataclass
@@ -50,6 +59,35 @@ class Trained:
     extras: dict[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Taught:
+    """What left-out domains taught for a source model. It needs no such model, and is small beside one."""
+
+    anchor_phi: StreamInferenceNet
+    predict_phi: StreamInferenceNet
+    choice: dict[str, Any]
+    out_of_fold: dict[str, Any]  # the settings it was taught under
+
+
+def taught_of(trained: Trained) -> Taught | None:
+    """Return what left-out domains taught a model; None where there were none."""
+    anchor_phi, predict_phi = trained.anchor_phi, trained.predict_phi
+    if anchor_phi is None or predict_phi is None:
+        return None
+    return Taught(anchor_phi, predict_phi, trained.choice, trained.config["out_of_fold"])
+
+
+def with_taught(trained: Trained, taught: Taught) -> Trained:
+    """Return a model with what left-out domains taught, its own or those of another seed."""
+    return dataclasses.replace(
+        trained,
+        anchor_phi=taught.anchor_phi,
+        predict_phi=taught.predict_phi,
+        choice=taught.choice,
+        config={**trained.config, "out_of_fold": taught.out_of_fold},
+    )
+
+
 def save(path: Path, trained: Trained) -> None:
     """Write a trained model as one file."""
     tensors, header = packed(trained)
@@ -59,19 +97,23 @@ def save(path: Path, trained: Trained) -> None:
 def packed(trained: Trained) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return a trained model as tensors and plain values, from which `unpacked` makes it again."""
     nets = {"phi": trained.phi, "anchor_phi": trained.anchor_phi, "predict_phi": trained.predict_phi}
-    parts: dict[str, nn.Module | None] = {"model": trained.model, **nets}
-    tensors = {
-        f"{part}.{name}": value
-        for part, module in parts.items()
-        if module is not None
-        for name, value in module.state_dict().items()
-    }
+    tensors = _tensors({"model": trained.model, **nets})
     tensors |= {f"extras.{name}": value for name, value in trained.extras.items()}
     kept = ("backbone", "classes", "algorithm", "choice", "config", "provenance", "versions")
     header = {name: getattr(trained, name) for name in kept}
     header["preprocessing"] = dataclasses.asdict(trained.preprocessing)
     header["nets"] = {part: net.shape for part, net in nets.items() if net is not None}
     return tensors, header
+
+
+def _tensors(parts: Mapping[str, nn.Module | None]) -> dict[str, Tensor]:
+    """Return the tensors of all parts that there are, each by the name of its part and its own."""
+    return {
+        f"{part}.{name}": value
+        for part, module in parts.items()
+        if module is not None
+        for name, value in module.state_dict().items()
+    }
 
 
 def unpacked(
@@ -93,12 +135,34 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
         path = path / "model.safetensors"
     tensors, header = read_tensors(path)
     if header.get("kind") != "model":
-        what, then = "an unfinished training", "run it to its end"
-        if header.get("kind") == "stream":
-            what, then = "an adapter", "read it with vicinal.load_adapter"
-        raise CheckpointError(f"{path}: holds the state of {what}, not a model: {then}")
-    try:
+        raise CheckpointError(f"{path}: holds {OTHERS.get(str(header.get('kind')), OTHERS['state'])}")
+    with _agreeing(path):
         return unpacked(header, tensors, device)
+
+
+def save_taught(path: Path, taught: Taught) -> None:
+    """Write what left-out domains taught as a file of its own: it can go where a model is too large to go."""
+    nets = {"anchor_phi": taught.anchor_phi, "predict_phi": taught.predict_phi}
+    header = {"choice": taught.choice, "out_of_fold": taught.out_of_fold, "versions": versions()}
+    header["nets"] = {part: net.shape for part, net in nets.items()}
+    write_tensors(path, _tensors(nets), {"kind": "taught", **header})
+
+
+def load_taught(path: Path, device: str | torch.device = "cpu") -> Taught:
+    """Return what left-out domains taught, from a file of its own."""
+    tensors, header = read_tensors(path)
+    if header.get("kind") != "taught":
+        raise CheckpointError(f"{path}: does not hold what left-out domains taught: remove it")
+    with _agreeing(path):
+        nets = {part: net.to(device).eval() for part, net in _nets(header["nets"], tensors).items()}
+        return Taught(**nets, choice=header["choice"], out_of_fold=header["out_of_fold"])
+
+
+@contextmanager
+def _agreeing(path: Path) -> Iterator[None]:
+    """Turn whatever comes of a header that does not fit its tensors into one line about the file."""
+    try:
+        yield
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, VicinalError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{path}: its weights and its header disagree ({reason})") from None
@@ -116,11 +180,7 @@ def _rebuild(header: dict[str, Any], tensors: dict[str, Tensor]) -> Trained:
     classes = tuple(header["classes"])
     model = build_classifier(header["backbone"], len(classes), weights="none", preprocessing=preprocessing)
     _fill(model, "model", tensors)
-    nets: dict[str, Any] = {}
-    kinds = {"phi": InferenceNet, "anchor_phi": StreamInferenceNet, "predict_phi": StreamInferenceNet}
-    for part, shape in header["nets"].items():
-        nets[part] = kinds[part](**shape)
-        _fill(nets[part], part, tensors)
+    nets = _nets(header["nets"], tensors)
     kept = {
         name: header[name] for name in ("backbone", "algorithm", "choice", "config", "provenance", "versions")
     }
@@ -128,6 +188,15 @@ def _rebuild(header: dict[str, Any], tensors: dict[str, Tensor]) -> Trained:
         name.removeprefix("extras."): value for name, value in tensors.items() if name.startswith("extras.")
     }
     return Trained(model=model, classes=classes, preprocessing=preprocessing, **nets, **kept)
+
+
+def _nets(shapes: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the nets of the shapes given, by part, with their weights."""
+    kinds = {"phi": InferenceNet, "anchor_phi": StreamInferenceNet, "predict_phi": StreamInferenceNet}
+    nets: dict[str, Any] = {part: kinds[part](**shape) for part, shape in shapes.items()}
+    for part, net in nets.items():
+        _fill(net, part, tensors)
+    return nets
 
 
 def _fill(module: nn.Module, part: str, tensors: dict[str, Tensor]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import sklearn.datasets  # noqa: F401  by the first run that needs it otherwise
 import torchmetrics.functional.classification  # noqa: F401  likewise
 
-from vicinal.benchmarks.jobs import Place
+from vicinal.benchmarks.place import Place
 from vicinal.benchmarks.plan import plan
 from vicinal.benchmarks.run import run_plan
 from vicinal.benchmarks.spec import load_spec

@@ -8,7 +8,7 @@ import torch
 
 import vicinal.adapters  # noqa: F401  fills the registry
 from vicinal.benchmarks.estimate import Cost, Estimate, estimate, needed_weights, net_of, passes_of
-from vicinal.benchmarks.jobs import Place
+from vicinal.benchmarks.place import MODEL, TAUGHT, Place
 from vicinal.benchmarks.plan import plan
 from vicinal.benchmarks.spec import Row, Setting, Spec
 from vicinal.models.backbones import build_classifier, preprocessing_for
@@ -64,6 +64,31 @@ def test_counts_are_those_of_the_plan(tmp_path: Path) -> None:
     assert (nothing.trainings, nothing.measurements, nothing.seconds) == (0, 0, 0)
 
 
+def test_what_was_taught_already_costs_nothing_again(tmp_path: Path) -> None:
+    once, place = replace(SPEC, one_choice=True), Place(tmp_path)
+    (chooser, _), whole = plan(once).trainings, of(once, tmp_path)
+    teaching = estimate(plan(once), place, "cpu", teach=True)
+    assert (teaching.trainings, teaching.left_out, teaching.step_sizes, teaching.measurements) == (0, 3, 1, 0)
+    assert teaching.disk == pytest.approx(whole.disk * 3 / 5)
+    place.model(chooser.key).mkdir(parents=True)
+    (place.model(chooser.key) / TAUGHT).touch()
+    # The step size is still to be chosen: on left-out models that are not here, unless some are.
+    rest = of(once, tmp_path)
+    assert (rest.trainings, rest.left_out, rest.step_sizes) == (2, 3, 1)
+    (place.left_out / "on-15").mkdir(parents=True)
+    (place.left_out / "on-15" / MODEL).touch()
+    later = of(once, tmp_path)
+    assert (later.trainings, later.left_out, later.step_sizes) == (2, 0, 1)
+    assert whole.seconds > rest.seconds > later.seconds
+    assert whole.seconds - teaching.seconds == pytest.approx(
+        later.seconds - Cost(chooser, "cpu").choosing("soft")
+    )
+    # A model of an earlier version has it inside: none is trained to have it in a file too.
+    (place.model(chooser.key) / TAUGHT).unlink()
+    (place.model(chooser.key) / MODEL).touch()
+    assert of(once, tmp_path).left_out == 0
+
+
 def test_more_to_do_takes_longer_and_workers_share_it(tmp_path: Path) -> None:
     one = of(SPEC, tmp_path)
     assert of(replace(SPEC, seeds=4), tmp_path).seconds == pytest.approx(2 * one.seconds)
@@ -81,7 +106,7 @@ def test_the_time_of_a_real_run_is_of_that_order(tmp_path: Path) -> None:
     (run, _), (_, soft, _, *_) = plan(SPEC).trainings, plan(SPEC).measures
     cost = Cost(run, "cpu")
     # On one core: 200 iterations of the small net take some seconds, a stream of soft some seconds too.
-    assert 5 < cost.training(5) < 500
+    assert 5 < cost.training(6) + cost.teaching() < 500
     assert 0.5 < cost.measuring(soft) < 50
 
 

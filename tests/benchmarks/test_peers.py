@@ -6,7 +6,6 @@ import pytest
 
 import vicinal.adapters  # noqa: F401  fills the registry
 from vicinal.adapters.contract import METHODS
-from vicinal.benchmarks.jobs import Place
 from vicinal.benchmarks.peers import (
     TRAINED_FOR,
     Comparison,
@@ -14,6 +13,7 @@ from vicinal.benchmarks.peers import (
     methods_on,
     wanted_algorithms,
 )
+from vicinal.benchmarks.place import Place
 from vicinal.benchmarks.plan import plan
 from vicinal.benchmarks.run import records_of, run_plan
 from vicinal.benchmarks.store import Store
@@ -101,7 +101,7 @@ def test_a_small_comparison_runs_and_goes_on_where_it_stopped(tmp_path: Path) ->
     first = records_of(whole, Store(tmp_path))
     assert [(r.method, r.statistics) for r in first].count(("soft", "stream")) == 2  # two targets
     assert ("trainings", 1, 1) in steps
-    assert steps.index(("trainings", 1, 1)) < steps.index(("step sizes", 1, 2))
+    assert steps.index(("rules", 1, 1)) < steps.index(("step sizes", 1, 2))
     scales = [METHODS["soft"].defaults.lr * scale for scale in (0.1, 1, 10)]
     assert {r.protocol["adapter"]["lr"] for r in first if r.method == "soft"} <= set(scales)
     again: list[object] = []

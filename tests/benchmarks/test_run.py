@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,9 @@ import pytest
 import torch
 
 from vicinal.adapters.contract import adapt
-from vicinal.benchmarks.jobs import CHOICE, MODEL, Place, step_sizes_in, write_json
+from vicinal.benchmarks import workers
+from vicinal.benchmarks.jobs import ChooseJob, TeachJob, TrainJob
+from vicinal.benchmarks.place import CHOICE, MODEL, TAUGHT, Place, step_sizes_in, write_json
 from vicinal.benchmarks.plan import Plan, plan
 from vicinal.benchmarks.prepare import roles_for
 from vicinal.benchmarks.run import (
@@ -30,11 +33,15 @@ from vicinal.benchmarks.run import (
 )
 from vicinal.benchmarks.spec import Row, Setting, Spec, load_spec
 from vicinal.benchmarks.store import Store
+from vicinal.benchmarks.workers import Desk
 from vicinal.checkpoint import load, read_tensors
+from vicinal.cli.reproduce import notes_of
 from vicinal.data.streams import StreamSpec, make_stream
 from vicinal.errors import DataError
 from vicinal.evaluation.example import Example, load_examples
 from vicinal.evaluation.online import run_online
+from vicinal.training.loop import StoppedError
+from vicinal.training.progress import StopRequest
 
 HERE = Path(__file__).parent
 TINY = HERE / "tiny.toml"
@@ -65,7 +72,7 @@ def test_gpus_are_given_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices_for("cpu", 2) == ["cpu"] * 2
 
 
-def test_the_index_grows_and_models_stay_out_of_version_control(tmp_path: Path) -> None:
+def test_the_index_grows(tmp_path: Path) -> None:
     one = plan(Spec("made", "Made", seeds=1, settings=(Setting("A", "digits"),), rows=ROWS))
     other = plan(Spec("made", "Made", seeds=2, settings=(Setting("A", "pacs", (("photo",),)),), rows=ROWS))
     write_index(one, tmp_path / "out")
@@ -79,7 +86,32 @@ def test_the_index_grows_and_models_stay_out_of_version_control(tmp_path: Path) 
         "targets": ["0", "90"],
         "backbone": "small",
     }
-    assert "models/" in (tmp_path / "out" / ".gitignore").read_text().splitlines()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_of_the_models_only_what_was_taught_is_for_version_control(tmp_path: Path) -> None:
+    write_index(Plan((), ()), tmp_path)
+    small = ["a1/taught.safetensors", "a1/choice.json", "a1/step_sizes/soft.json"]
+    large = ["a1/model.safetensors", "a1/state-erm.safetensors", "left_out/on-15-b2/model.safetensors"]
+    hidden = [
+        ".a1.lock",
+        "a1/.taught.safetensors.x.part",
+        "a1/step_sizes/.soft.json.lock",
+        "left_out/.on.lock",
+    ]
+    for name in (*small, *large, *hidden):
+        path = tmp_path / "models" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "--others", "--exclude-standard"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    assert sorted(listed) == sorted([".gitignore", "models.json", *(f"models/{name}" for name in small)])
 
 
 def test_choices_grow_beside_those_of_other_plans_also_where_nothing_is_left_to_do(tmp_path: Path) -> None:
@@ -105,6 +137,12 @@ def test_choices_grow_beside_those_of_other_plans_also_where_nothing_is_left_to_
 def test_a_file_of_an_earlier_version_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "soft.json").write_text('{"batch": {"lr": 0.1}}')
     with pytest.raises(DataError, match=r"soft\.json: made by an earlier version"):
+        step_sizes_in(tmp_path / "soft.json")
+
+
+def test_a_file_of_choices_that_is_cut_off_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "soft.json").write_text('{"batch": [{"lr": 0.1, ')
+    with pytest.raises(DataError, match=r"soft\.json: damaged .*; remove it, and it will be made anew$"):
         step_sizes_in(tmp_path / "soft.json")
 
 
@@ -154,6 +192,140 @@ def test_models_of_other_seeds_run_with_the_phi_and_step_size_of_seed_0(tmp_path
     )
     p = run_online(adapt(lent, "vnl", seed=1), stream).probabilities
     assert float((p.argmax(-1) == answers[stream.order]).float().mean()) == records["vnl", 1].accuracy
+
+
+# --- What was taught, carried to other machines -------------------------------------------------------------
+
+
+def heard(parts: list[tuple[Plan, Place]], **how: Any) -> tuple[list[Any], set[str]]:
+    """Run plans; return what failed, and whatever was said but for figures."""
+    said: set[str] = set()
+    failures = run_plans(parts, ["cpu"], lambda who, what, *step: said.update((who, what)), **how)
+    return failures, said
+
+
+def small_files(place: Place) -> dict[str, bytes]:
+    """Return what of a folder's models is small enough to carry."""
+    root = place.out / "models"
+    paths = [*root.glob(f"*/{TAUGHT}"), *root.glob(f"*/{CHOICE}"), *root.glob("*/step_sizes/*.json")]
+    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
+
+
+def tried_in(place: Place) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (place.out / "choices.jsonl").read_text().splitlines()]
+
+
+def trained_in(place: Place) -> set[str]:
+    """Return the folders with a model in them, or the way to one."""
+    return {path.parent.name for path in (place.out / "models").rglob("*.safetensors") if path.name != TAUGHT}
+
+
+def same_model(one: Path, other: Path) -> bool:
+    (tensors, header), (again, same) = read_tensors(one / MODEL), read_tensors(other / MODEL)
+    equal = tensors.keys() == again.keys() and all(torch.equal(again[name], tensors[name]) for name in again)
+    return equal and untimed(header) == untimed(same)
+
+
+def test_a_choice_that_trains_left_out_models_saves_them_when_asked_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "SAY_EVERY", 0.0)
+    (run, *_), place, said = plan(load_spec(TINY)).trainings, Place(tmp_path), list[Any]()
+    stop = StopRequest()
+    stop.asked = True
+    job = ChooseJob(run, "soft", "batch", place)
+    with pytest.raises(StoppedError, match="stopped at iteration 1 of 6"):
+        job(Desk("cpu", stop, said.append))
+    (state,) = place.left_out.glob("*/state-*")
+    assert read_tensors(state)[1]["iteration"] == 1
+    assert any("left-out model" in stage for _, (stage, *_) in said)
+    assert all(kind.saves_itself for kind in (TeachJob, TrainJob, ChooseJob))
+
+
+def test_a_training_clears_away_what_is_its_own(tmp_path: Path) -> None:
+    (run, *_), place = plan(load_spec(TINY)).trainings, Place(tmp_path)
+    folder = place.model(run.key)
+    (folder / "step_sizes").mkdir(parents=True)
+    kept = {folder / MODEL, folder / "step_sizes" / ".soft.json.x.part"}  # which somebody may be writing
+    for path in (*kept, folder / "state-erm.safetensors", folder / ".model.safetensors.x.part"):
+        path.touch()
+    TrainJob(run, place)(Desk("cpu", StopRequest(), lambda message: None))
+    assert {path for path in folder.rglob("*") if path.is_file()} == kept
+
+
+@pytest.mark.slow
+def test_a_benchmark_goes_on_elsewhere_with_what_was_taught_alone(tmp_path: Path) -> None:
+    """One test, since it takes several runs: a whole one; one that teaches; one that gets the small files."""
+    tiny = load_spec(TINY)
+    rows = (Row("ERM", "erm"), Row("Soft", "soft"), Row("VNL", "vnl"), Row("Hard", "hard"))
+    spec = replace(
+        tiny, rows=rows, settings=tiny.settings[:1], figures=(), expects=(), one_choice=True, seeds=2
+    )
+    every, fewer = plan(spec), plan(replace(spec, rows=rows[:3]))
+    whole, teaching, carried = (Place(tmp_path / name) for name in ("whole", "teaching", "carried"))
+    first, second = (run.key for run in every.trainings)
+    assert heard([(every, whole)])[0] == []
+
+    # Teaching trains left-out models alone, and leaves what a whole run leaves.
+    failures, said = heard([(fewer, teaching)], teach=True)
+    assert failures == []
+    assert {"rules", "step sizes"} <= said
+    assert not {"trainings", "measurements"} & said
+    assert all(name.startswith("on-") for name in trained_in(teaching))
+    small = small_files(teaching)
+    assert small.keys() == {f"{first}/{name}" for name in (TAUGHT, CHOICE, "step_sizes/soft.json")}
+    assert {name: small_files(whole)[name] for name in small} == small
+    assert not (teaching.out / "records.jsonl").exists()
+    again: list[object] = []
+    assert run_plans([(fewer, teaching)], ["cpu"], lambda *step: again.append(step), teach=True) == []
+    assert again == []
+
+    # A file that came through only in part is one line, and keeps nothing else from being done.
+    for name, content in small.items():
+        (carried.out / "models" / name).parent.mkdir(parents=True, exist_ok=True)
+        (carried.out / "models" / name).write_bytes(content)
+    taught = carried.model(first) / TAUGHT
+    taught.write_bytes(taught.read_bytes()[:-100])
+    failures, _ = heard([(fewer, carried)])
+    (note,) = notes_of([], failures)
+    assert f"(5 measurements): {taught}: damaged" in note
+    assert "\n" not in note
+    assert trained_in(carried) == {second}
+    taught.write_bytes(small[f"{first}/{TAUGHT}"])
+
+    # To measure seed 1 nobody needs the model of seed 0.
+    alone = replace(fewer, measures=tuple(run for run in fewer.measures if run.seed == 1))
+    failures, said = heard([(alone, carried)])
+    assert failures == []
+    assert not {"rules", "step sizes", "trainings"} & said
+    assert trained_in(carried) == {second}
+
+    # The rest: the source model of seed 0, and no left-out one.
+    failures, said = heard([(fewer, carried)])
+    assert failures == []
+    assert not {"rules", "step sizes"} & said
+    assert trained_in(carried) == {first, second}
+    assert small_files(carried) == small
+    assert all(same_model(carried.model(key), whole.model(key)) for key in (first, second))
+    mine = {run.key for run in fewer.measures}
+    expected = [one for one in lines(whole.out) if one["protocol"]["benchmark"]["key"] in mine]
+    assert lines(carried.out) == expected
+    assert len(expected) == 2 * 2 * 3
+
+    # A model of an earlier version has it inside: it is taken from there.
+    taught.unlink()
+    TeachJob(every.trainings[0], carried)(Desk("cpu", StopRequest(), lambda message: None))
+    assert taught.read_bytes() == small[f"{first}/{TAUGHT}"]
+    assert trained_in(carried) == {first, second}
+
+    # A new row needs a step size: left-out models are trained for it, and nothing else is made anew.
+    failures, said = heard([(every, carried)])
+    assert failures == []
+    assert "step sizes" in said
+    assert not {"rules", "trainings"} & said
+    assert any(name.startswith("on-") for name in trained_in(carried))
+    assert lines(carried.out) == lines(whole.out)
+    assert tried_in(carried) == tried_in(whole)
 
 
 # --- Runs in processes, killed and not ----------------------------------------------------------------------
@@ -330,7 +502,8 @@ def session_of(pid: int) -> list[int]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["terminated", "interrupted"])
 def test_an_end_from_outside_takes_the_workers_along_and_is_one_line(tmp_path: Path, number: int) -> None:
     long = TINY.read_text().replace("iterations = 6", "iterations = 100000")
-    (tmp_path / "long.toml").write_text(long)
+    # One worker is at a left-out model of seed 0, the other at the source model of seed 1.
+    (tmp_path / "long.toml").write_text("one_choice = true\n" + long)
     words = ["reproduce", "long.toml", "--seeds", "2", "--workers", "2", "--device", "cpu", "--out", "out"]
     ran = subprocess.Popen(
         [sys.executable, "-c", "from vicinal.cli import main; main()", *words],
@@ -345,7 +518,7 @@ def test_an_end_from_outside_takes_the_workers_along_and_is_one_line(tmp_path: P
     )
     try:
         until = time.monotonic() + 240
-        while time.monotonic() < until and len(list(tmp_path.glob("out/models/*/state-*"))) < 2:
+        while time.monotonic() < until and len(list(tmp_path.glob("out/models/**/state-*"))) < 2:
             assert ran.poll() is None, ran.communicate()
             time.sleep(0.05)
         assert len(session_of(ran.pid)) >= 3
@@ -365,7 +538,7 @@ def test_an_end_from_outside_takes_the_workers_along_and_is_one_line(tmp_path: P
     finally:
         if ran.poll() is None:
             os.killpg(ran.pid, signal.SIGKILL)
-    states = list(tmp_path.glob("out/models/*/state-*"))
-    assert len(states) == 2
+    states = list(tmp_path.glob("out/models/**/state-*"))
+    assert sorted(state.parent.parent.name for state in states) == ["left_out", "models"]
     for state in states:  # saved where it was, not where it had been saved last
         assert read_tensors(state)[1]["iteration"] > 0

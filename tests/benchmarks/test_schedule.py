@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.benchmarks.jobs import MODEL, ChooseJob, MeasureJob, Place, TrainJob, WeightsJob
+from vicinal.benchmarks.jobs import ChooseJob, MeasureJob, TeachJob, TrainJob, WeightsJob
+from vicinal.benchmarks.place import MODEL, TAUGHT, Place
 from vicinal.benchmarks.plan import plan
 from vicinal.benchmarks.schedule import Failure, Job, Shift, Task, make_tasks
 from vicinal.benchmarks.spec import Row, Setting, Spec
@@ -64,20 +65,22 @@ def test_everything_is_done_once_and_after_what_it_needs(tmp_path: Path, workers
     failures, counts = run(crew, tasks)
     assert failures == []
     jobs = [job for _, job in crew.given]
-    assert len(jobs) == len(set(map(id, jobs))) == len(tasks) == 2 + 4 + 8
+    assert len(jobs) == len(set(map(id, jobs))) == len(tasks) == 2 + 2 + 4 + 8
     for _, job in crew.given:
-        if isinstance(job, TrainJob):
+        if isinstance(job, TeachJob):
             continue
-        needed: list[Job] = [one for one in jobs if isinstance(one, TrainJob) and one.run.key == _model(job)]
+        kind = TrainJob if isinstance(job, MeasureJob) else TeachJob
+        needed: list[Job] = [one for one in jobs if isinstance(one, kind) and one.run.key == _model(job)]
         if isinstance(job, MeasureJob) and job.choice is not None:
             needed += [one for one in jobs if one == job.choice]
-            assert len(needed) == 2
+        assert len(needed) == 1 + (isinstance(job, MeasureJob) and job.choice is not None)
         started = jobs.index(job)
         for one in needed:
             assert jobs.index(one) < started
             assert one in crew.ended
-    assert counts[-3:] != counts[:3]
-    assert {("trainings", 2, 2), ("step sizes", 4, 4), ("measurements", 8, 8)} <= set(counts)
+    assert counts[-4:] != counts[:4]
+    ends = {("rules", 2, 2), ("trainings", 2, 2), ("step sizes", 4, 4), ("measurements", 8, 8)}
+    assert ends <= set(counts)
 
 
 def _model(job: Job) -> str:
@@ -89,8 +92,9 @@ def test_measurements_do_not_wait_for_other_trainings(tmp_path: Path) -> None:
     crew = Pretenders(1)
     run(crew, tasks_of(tmp_path))
     kinds = [type(job).__name__ for _, job in crew.given]
-    second = kinds.index("TrainJob", 1)
-    # All that the first model is there for comes before the second is trained, vnl, the dearest, first.
+    second = kinds.index("TeachJob", 1)
+    # All that the first model is there for comes before anything for the second, vnl, the dearest, first.
+    assert kinds[1:second].count("TrainJob") == 1
     assert kinds[1:second].count("MeasureJob") == 4
     assert next(job.run.row for _, job in crew.given if isinstance(job, MeasureJob)) == "VNL"
 
@@ -139,6 +143,10 @@ def test_what_is_on_disk_is_not_done_again(tmp_path: Path) -> None:
     assert [task.job.run.key for task in tasks if isinstance(task.job, TrainJob)] == [second.key]
     assert kinds.count("ChooseJob") == 3  # not soft on the first
     assert kinds.count("MeasureJob") == 6
+    # What was taught is taken out of the models, which nobody has to be trained for.
+    assert all(
+        task.job.in_model and task.job.weights is None for task in tasks if isinstance(task.job, TeachJob)
+    )
     everything = {(one.key, target) for one in made.measures for target in one.targets}
     assert make_tasks(made, place, everything) == []
 
@@ -185,21 +193,30 @@ def test_who_takes_the_choice_of_another_seed_waits_for_both(tmp_path: Path, wor
     failures, _ = run(crew, tasks)
     assert failures == []
     jobs = [job for _, job in crew.given]
-    assert len(jobs) == len(tasks) == 3 + 2 + 12
-    assert {job.run.seed for job in jobs if isinstance(job, ChooseJob)} == {0}
-    assert isinstance(jobs[0], TrainJob)
-    assert jobs[0].run.seed == 0
+    assert len(jobs) == len(tasks) == 1 + 3 + 2 + 12
+    assert {job.run.seed for job in jobs if isinstance(job, TeachJob | ChooseJob)} == {0}
+    assert isinstance(jobs[0], TeachJob)
     for started, job in enumerate(jobs):
         if isinstance(job, MeasureJob):
-            keys = {job.training.key, job.run.chooser or job.training.key}
-            needed: list[Job] = [one for one in jobs if isinstance(one, TrainJob) and one.run.key in keys]
+            chooser, model = job.run.chooser, job.training.key
+            needed: list[Job] = [
+                one
+                for one in jobs
+                if (isinstance(one, TrainJob) and one.run.key == model)
+                or (isinstance(one, TeachJob) and one.run.key == chooser)
+            ]
             needed += [one for one in jobs if one == job.choice]
-            assert len(needed) == len(keys) + (job.choice is not None)
+            assert len(needed) == 1 + (chooser is not None) + (job.choice is not None)
             assert all(jobs.index(one) < started for one in needed)
 
 
 def test_a_failed_chooser_takes_along_what_takes_its_choice_once(tmp_path: Path) -> None:
-    crew = Pretenders(3, lambda job: "full" if isinstance(job, TrainJob) and job.run.seed < 2 else "")
+    def fails(job: Job) -> str:
+        return (
+            "full" if isinstance(job, TeachJob) or (isinstance(job, TrainJob) and job.run.seed == 1) else ""
+        )
+
+    crew = Pretenders(3, fails)
     failures, counts = run(crew, tasks_of(tmp_path, ONE))
     # Seed 0: its four and three of each other seed; seed 1: what was left of its own.
     assert sorted(len(failure.keys) for failure in failures) == [1, 10]
@@ -208,7 +225,71 @@ def test_a_failed_chooser_takes_along_what_takes_its_choice_once(tmp_path: Path)
     ends = dict[str, tuple[int, int]]()
     for kind, done, total in counts:
         ends[kind] = done, total
-    assert ends == {"trainings": (3, 3), "step sizes": (2, 2), "measurements": (12, 12)}
+    assert ends == {"rules": (1, 1), "trainings": (3, 3), "step sizes": (2, 2), "measurements": (12, 12)}
+
+
+def test_who_takes_what_another_seed_was_taught_does_without_its_model(tmp_path: Path) -> None:
+    crew = Pretenders(3, lambda job: "full" if isinstance(job, TrainJob) and job.run.seed == 0 else "")
+    (failure,), _ = run(crew, tasks_of(tmp_path, ONE))
+    assert len(failure.keys) == 4
+    measured = [job.run.seed for _, job in crew.given if isinstance(job, MeasureJob)]
+    assert sorted(measured) == [1] * 4 + [2] * 4
+
+
+def bring_along(folder: Path, spec: Spec, *, but: str = "") -> None:
+    """Put the small files of what was taught into a folder, less the step size of a method."""
+    place = Place(folder)
+    for task in make_tasks(plan(spec), place, (), teach=True):
+        if isinstance(task.job, TeachJob):
+            (place.model(task.job.run.key) / "step_sizes").mkdir(parents=True)
+            (place.model(task.job.run.key) / TAUGHT).touch()
+        elif isinstance(task.job, ChooseJob) and task.job.method != but:
+            task.job.path.write_text(f'{{"{task.job.kind}": [{{"lr": 0.1, "chosen": true}}]}}')
+
+
+def kinds_and_seeds(tasks: list[Task]) -> list[tuple[str, int]]:
+    """Return the kind and the seed of every job but the measurements."""
+    jobs = [task.job for task in tasks if not isinstance(task.job, MeasureJob | WeightsJob)]
+    return sorted((type(job).__name__, job.run.seed) for job in jobs)
+
+
+def test_what_was_taught_elsewhere_is_not_taught_again(tmp_path: Path) -> None:
+    bring_along(tmp_path, ONE)
+    assert kinds_and_seeds(tasks_of(tmp_path, ONE)) == [("TrainJob", seed) for seed in (0, 1, 2)]
+    assert make_tasks(plan(ONE), Place(tmp_path), (), teach=True) == []
+    # Where seed 0 is measured already, nobody needs its model.
+    done = frozenset(
+        (one.key, target) for one in plan(ONE).measures if one.seed == 0 for target in one.targets
+    )
+    assert kinds_and_seeds(tasks_of(tmp_path, ONE, done)) == [("TrainJob", 1), ("TrainJob", 2)]
+    assert kinds_and_seeds(tasks_of(tmp_path / "elsewhere", ONE, done)) == [
+        ("ChooseJob", 0),
+        ("ChooseJob", 0),
+        ("TeachJob", 0),
+        ("TrainJob", 1),
+        ("TrainJob", 2),
+    ]
+
+
+def test_a_step_size_that_was_not_brought_along_is_chosen(tmp_path: Path) -> None:
+    bring_along(tmp_path, ONE, but="hard")
+    assert kinds_and_seeds(tasks_of(tmp_path, ONE))[0] == ("ChooseJob", 0)
+    (task,) = make_tasks(plan(ONE), Place(tmp_path), (), teach=True)
+    assert isinstance(task.job, ChooseJob)
+    assert (task.job.method, task.needs) == ("hard", 0)
+
+
+def test_teaching_trains_and_measures_nothing_done_or_not(tmp_path: Path) -> None:
+    made = plan(ONE)
+    everything = {(one.key, target) for one in made.measures for target in one.results}
+    for done in (set[tuple[str, str]](), everything):
+        tasks = make_tasks(made, Place(tmp_path), done, teach=True)
+        assert kinds_and_seeds(tasks) == [("ChooseJob", 0), ("ChooseJob", 0), ("TeachJob", 0)]
+        assert len(tasks) == 3
+    each = make_tasks(plan(SPEC), Place(tmp_path), (), teach=True)
+    assert [seed for kind, seed in kinds_and_seeds(each) if kind == "TeachJob"] == [0, 1]
+    alone = replace(SPEC, rows=ROWS[:1])
+    assert make_tasks(plan(alone), Place(tmp_path), (), teach=True) == []
 
 
 def test_a_run_that_stands_in_two_cells_is_one_task(tmp_path: Path) -> None:
@@ -246,4 +327,10 @@ def test_nobody_waits_for_weights_that_are_a_file(tmp_path: Path) -> None:
 
     assert WeightsJob in kinds()  # one job finds out that it is missing
     path.touch()
-    assert kinds() == {TrainJob, ChooseJob, MeasureJob}
+    assert kinds() == {TeachJob, TrainJob, ChooseJob, MeasureJob}
+    # Nor where the models are there, to take out of them what they were taught.
+    path.unlink()
+    for training in plan(replace(SPEC, settings=(column,))).trainings:
+        Place(tmp_path).model(training.key).mkdir(parents=True)
+        (Place(tmp_path).model(training.key) / MODEL).touch()
+    assert kinds() == {TeachJob, ChooseJob, MeasureJob}

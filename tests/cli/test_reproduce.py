@@ -66,6 +66,18 @@ def test_several_tables_are_planned_by_one_command(vicinal: Any, tmp_path: Path)
     assert "How far the target is from the sources" in ran.out
 
 
+@pytest.mark.usefixtures("no_images")
+def test_teaching_is_planned_without_any_training_of_source_models(vicinal: Any, tmp_path: Path) -> None:
+    words = ("--dry-run", "--device", "cpu", "--workers", 2, "--data-dir", tmp_path / "nothing")
+    whole, taught = (vicinal("reproduce", "rotated", *words, *more).out for more in ((), ("--teach",)))
+    (trainings, left_out, _), (none, same, measured) = (
+        re.search(LEFT, out).groups() for out in (whole, taught)
+    )
+    assert int(trainings) > 0
+    assert left_out == same != "0"
+    assert none == measured == "0"
+
+
 def test_aliases_name_a_table_too(vicinal: Any) -> None:
     ran = vicinal("reproduce", "table3", "--dry-run", "--device", "cpu")
     assert ran.out.startswith("rotated: ")
@@ -151,3 +163,21 @@ def test_a_small_table_from_start_to_end(vicinal: Any, tmp_path: Path) -> None:
     assert read_records(out / "records.jsonl") == records
     left = vicinal("reproduce", "mine.toml", *words, "--dry-run")
     assert "left to do: 2 trainings with 3 left-out models" in left.out
+
+
+@pytest.mark.slow
+def test_teaching_leaves_small_files_and_nothing_to_report(vicinal: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("one_choice = true\n" + TINY.read_text() + MORE)
+    words = ("--quick", "--seeds", 2, "--device", "cpu", "--workers", 1, "--data-dir", tmp_path / "nothing")
+    ran = vicinal("reproduce", "mine.toml", "--teach", *words)
+    assert ran.code == 1  # for want of PACS
+    out = tmp_path / "results" / "mine-quick"
+    small = "taught.safetensors, choice.json and step_sizes"
+    said = " ".join(ran.out.split())
+    assert f"left-out domains taught for 1 of 2 source models: {small} in results/mine-quick/models/*" in said
+    assert "missing data: pacs: " in ran.out
+    assert "not done" not in ran.out  # weights that only a column without left-out models needs
+    found = {path.name for path in out.glob("models/*/*") if path.parent.name != "left_out"}
+    assert found == {"taught.safetensors", "choice.json", "step_sizes"}
+    left = {path.name for path in out.iterdir() if not path.name.startswith(".")}
+    assert left == {"models", "models.json", "choices.jsonl"}

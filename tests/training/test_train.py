@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vicinal.adapters.contract import adapt
-from vicinal.checkpoint import Trained, load
+from vicinal.checkpoint import Trained, load, read_tensors, taught_of
 from vicinal.data import pixels
 from vicinal.data.digits import load_digits_domains
 from vicinal.data.domains import Domain, DomainSet, Roles, SourceDomain, assign_roles
@@ -144,6 +144,25 @@ def test_a_run_resumed_after_two_left_out_models_ends_the_same(
     assert same_tensors(tensors_of(resumed), tensors_of(trained))
     assert resumed.choice == trained.choice
     assert same_tensors(tensors_of(load(tmp_path)), tensors_of(trained))
+
+
+def test_with_what_was_taught_before_no_left_out_model_is_trained(
+    trained: Trained, digits_spec: ModelSpec, roles: Roles, folder: Path, tmp_path: Path
+) -> None:
+    taught, progress = taught_of(load(folder)), InterruptIn(None)
+    facts = {"dataset": "digits", "targets": ["90"]}
+    again = train(
+        digits_spec, roles.sources, CONFIG, taught, folder=tmp_path, progress=progress, provenance=facts
+    )
+    assert progress.notes == []
+    assert not (tmp_path / "left_out").exists()
+    (tensors, header), (same, told) = (read_tensors(one / "model.safetensors") for one in (folder, tmp_path))
+    assert tensors.keys() == same.keys()
+    assert all(torch.equal(same[name], value) for name, value in tensors.items())
+    for one in (header, told):
+        one["provenance"].pop("training_seconds")
+    assert told == header
+    assert again.choice == trained.choice
 
 
 def test_resuming_a_finished_run_gives_it_back(

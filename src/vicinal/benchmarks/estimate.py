@@ -14,10 +14,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vicinal.adapters.contract import METHODS
-from vicinal.benchmarks.jobs import MeasureJob, Place, TrainJob, WeightsJob
+from vicinal.benchmarks.jobs import ChooseJob, MeasureJob, TeachJob, TrainJob, WeightsJob
+from vicinal.benchmarks.place import MODEL, Place
 from vicinal.benchmarks.plan import MeasureRun, Plan, TrainRun, key_of, scales_of
 from vicinal.benchmarks.prepare import Settled, settle
-from vicinal.benchmarks.schedule import make_tasks
+from vicinal.benchmarks.schedule import Job, make_tasks
 from vicinal.data.catalog import DATASETS
 from vicinal.data.load import with_options
 from vicinal.models.backbones import Preprocessing, find_backbone
@@ -33,6 +34,7 @@ PASSES = {"erm": 3.0, "neighbor": 4.0, "meta": 7.0, "ttt": 6.0, "ttt_pp": 9.0, "
 OWN_IMAGES = 2000  # of a domain of own data, which nobody has counted yet
 COPIES = 6  # of the weights in training: they, their gradient, two moments, the best so far, the meta step's
 RUNTIME = 6e8  # bytes of a process before it does anything
+COUNTED: dict[type, str] = {TrainJob: "trainings", ChooseJob: "step_sizes", MeasureJob: "measurements"}
 
 
 @dataclass(frozen=True)
@@ -87,38 +89,60 @@ def _parameters(net: nn.Module) -> int:
 
 
 def estimate(
-    plan: Plan, place: Place, device: str, done: frozenset[tuple[str, str]] = frozenset()
+    plan: Plan,
+    place: Place,
+    device: str,
+    done: frozenset[tuple[str, str]] = frozenset(),
+    *,
+    teach: bool = False,
 ) -> Estimate:
-    """Return what is left of a plan to do, and what it takes on a kind of device."""
+    """Return what is left of a plan to do, with `teach` to choose, and what it takes on a kind of device."""
     times: list[float] = []
     seen: set[Hashable] = set()  # left-out models, which trainings share
-    counts = {"trainings": 0, "left_out": 0, "step_sizes": 0, "measurements": 0}
-    for task in make_tasks(plan, place, done):
+    counts = dict.fromkeys(COUNTED.values(), 0)
+    for task in make_tasks(plan, place, done, teach=teach):
         job = task.job
         if isinstance(job, WeightsJob):
             continue
         cost = Cost(job.training if isinstance(job, MeasureJob) else job.run, device)
-        if isinstance(job, TrainJob):
-            new = set(cost.left_out_sets) - seen
-            seen |= new
-            times.append(cost.training(len(new)))
-            counts["trainings"] += 1
-            counts["left_out"] += len(new)
-        elif isinstance(job, MeasureJob):
-            times.append(cost.measuring(job.run))
-            counts["measurements"] += 1
-        else:
-            times.append(cost.choosing(job.method))
-            counts["step_sizes"] += 1
+        new = _left_out(job, cost) - seen
+        seen |= new
+        times.append(cost.training(len(new)) + _alone(job, cost))
+        if not isinstance(job, TeachJob):
+            counts[COUNTED[type(job)]] += 1
     costs = [Cost(run, device) for run in plan.trainings]
+    own = [] if teach else [cost.size for cost in costs]
     return Estimate(
         **counts,
+        left_out=len(seen),
         seconds=sum(times),
         longest=max(times, default=0.0),
         memory=max((cost.memory for cost in costs), default=0.0),
-        disk=sum(4.0 * cost.net.parameters for cost in costs)
-        + sum({one: 4.0 * cost.net.parameters for cost in costs for one in cost.left_out_sets}.values()),
+        disk=sum(own) + sum({one: cost.size for cost in costs for one in cost.left_out_sets}.values()),
     )
+
+
+def _left_out(job: Job, cost: "Cost") -> set[Hashable]:
+    """Return the left-out models that a job may have to train.
+
+    Choosing finds them where the rule was chosen; where only that was brought along there are none at all.
+    """
+    if isinstance(job, TeachJob):
+        return set() if job.in_model else set(cost.left_out_sets)
+    if isinstance(job, ChooseJob) and not any(job.place.left_out.glob(f"*/{MODEL}")):
+        return set(cost.left_out_sets)
+    return set()
+
+
+def _alone(job: Job, cost: "Cost") -> float:
+    """Return the seconds of a job without those of left-out models."""
+    if isinstance(job, MeasureJob):
+        return cost.measuring(job.run)
+    if isinstance(job, ChooseJob):
+        return cost.choosing(job.method)
+    if isinstance(job, TeachJob):
+        return 0.0 if job.in_model else cost.teaching()
+    return cost.training(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,17 +205,21 @@ class Cost:
             for without in folds(len(sources), left_out.leave_out)
         ]
 
-    def training(self, left_out_models: int) -> float:
-        """Seconds of training the model, so many left-out models, and choosing the rule there."""
-        config, left_out = self.settled.config, self.settled.out_of_fold
+    def training(self, models: int) -> float:
+        """Seconds of training so many models, itself or left-out ones."""
+        config = self.settled.config
         one = self._seconds(PASSES.get(config.algorithm, 6.0), 2 * config.batch_size, config.iterations)
         one += self._over(self._validated() * config.iterations / config.validate_every, 256, 1.0)
+        return models * one
+
+    def teaching(self) -> float:
+        """Seconds of choosing the rule on left-out streams."""
+        left_out = self.settled.out_of_fold
         if left_out is None:
-            return one
+            return 0.0
         steps = len(left_out.step_sizes) * len(left_out.from_rest)
         rules = 2 + len(set(left_out.updates) - {"none"}) * steps
-        played = self._over(rules * self.streamed, left_out.batch_size, passes_of("vnl"))
-        return (1 + left_out_models) * one + played
+        return self._over(rules * self.streamed, left_out.batch_size, passes_of("vnl"))
 
     def choosing(self, method: str) -> float:
         """Seconds of choosing a step size."""
@@ -202,6 +230,11 @@ class Cost:
         """Seconds of a method over the streams of its targets."""
         images = sum(self._images(target) for target in run.targets)
         return self._over(images, run.stream.batch_size, passes_of(run.entry.method))
+
+    @property
+    def size(self) -> float:
+        """Bytes of the model on disk."""
+        return 4.0 * self.net.parameters
 
     @property
     def memory(self) -> float:

@@ -1,56 +1,42 @@
-"""What a worker does of a plan: train a source model, choose a step size on left-out domains, measure.
+"""What a worker does of a plan: choose on left-out domains, train a source model, measure.
 
 Each job leaves what it made on disk, whole or not at all, and finds out for itself what is there already.
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 
 from vicinal.adapters.contract import adapt
 from vicinal.benchmarks.compare import Result, compare
+from vicinal.benchmarks.place import (
+    CHOICE,
+    MODEL,
+    STEP_SIZES,
+    TAUGHT,
+    Place,
+    lock,
+    read_json,
+    step_sizes_in,
+    write_json,
+)
 from vicinal.benchmarks.plan import FIXED, OUT_OF_FOLD, MeasureRun, TrainRun, key_of, scales_of
 from vicinal.benchmarks.prepare import Prepared, load_for, prepare_training, settle
 from vicinal.benchmarks.store import Store
 from vicinal.benchmarks.workers import Desk
-from vicinal.checkpoint import Trained, load, umask
+from vicinal.checkpoint import Taught, Trained, load, load_taught, save_taught, taught_of, with_taught
 from vicinal.data.domains import Roles
-from vicinal.errors import DataError
 from vicinal.evaluation.example import Example, add_examples, examples_from
 from vicinal.evaluation.online import run_online
-from vicinal.evaluation.record import Record, finite_or_none
+from vicinal.evaluation.record import Record
 from vicinal.models.backbones import build_classifier, preprocessing_for
 from vicinal.training.choose import try_step_sizes
-from vicinal.training.progress import Relay, Silent, StopRequest
-from vicinal.training.train import Run, all_left_out_streams, train
-
-MODEL = "model.safetensors"
-CHOICE = "choice.json"  # how the rules of test time did on left-out domains
-STEP_SIZES = "step_sizes"  # how other methods did there
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a benchmark lives."""
-
-    out: Path
-    data_dir: Path | None = None
-
-    def model(self, key: str) -> Path:
-        """Return the folder of a source model."""
-        return self.out / "models" / key
-
-    @property
-    def left_out(self) -> Path:
-        """The folder of the left-out models, which source models share."""
-        return self.out / "models" / "left_out"
+from vicinal.training.progress import Relay
+from vicinal.training.train import Run, all_left_out_streams, placed, teach, train
 
 
 @dataclass(frozen=True)
@@ -68,8 +54,8 @@ class WeightsJob:
 
 
 @dataclass(frozen=True)
-class TrainJob:
-    """Train a source model."""
+class TeachJob:
+    """Fit phi and choose the rule for a source model on left-out domains: the model itself is not needed."""
 
     run: TrainRun
     place: Place
@@ -77,10 +63,51 @@ class TrainJob:
 
     @property
     def weights(self) -> WeightsJob | None:
-        """The pretrained weights that it waits for: not for a file that is there."""
-        settled = settle(self.run.request)
-        there = settled.weights == "none" or Path(settled.weights).is_file()
-        return None if there else WeightsJob(settled.backbone, settled.weights)
+        """The pretrained weights that it waits for."""
+        return None if self.in_model else weights_of(self.run)
+
+    @property
+    def in_model(self) -> bool:
+        """Whether a model is there that was taught before this had a file of its own: no other is trained."""
+        return (self.place.model(self.run.key) / MODEL).exists()
+
+    @property
+    def done(self) -> bool:
+        """Whether what was taught is there, here or from elsewhere."""
+        return (self.place.model(self.run.key) / TAUGHT).exists()
+
+    def __call__(self, desk: Desk) -> None:
+        """Go on with what is there of the left-out models."""
+        folder = self.place.model(self.run.key)
+        with lock(folder):
+            if self.done:  # by somebody else, who held the lock
+                return
+            taught = taught_of(load(folder)) if self.in_model else None
+            taught = taught or self._teach(desk)
+            folder.mkdir(exist_ok=True)
+            _remove(folder, ".*.part")
+            write_json(folder / CHOICE, {"tried": taught.choice["table"]})
+            save_taught(folder / TAUGHT, taught)  # the last, since with it the job is done
+
+    def _teach(self, desk: Desk) -> Taught:
+        ready = _prepared(self.run, self.place, desk)
+        assert ready.out_of_fold is not None
+        sources, run = placed(ready.roles.sources, desk.device), _left_out_run(self.run, self.place, desk)
+        return teach(ready.spec, sources, ready.config, ready.out_of_fold, run, ready.provenance)
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """Train a source model, and give it what left-out domains taught."""
+
+    run: TrainRun
+    place: Place
+    saves_itself = True  # when it is asked to stop
+
+    @property
+    def weights(self) -> WeightsJob | None:
+        """The pretrained weights that it waits for."""
+        return weights_of(self.run)
 
     @property
     def done(self) -> bool:
@@ -92,25 +119,26 @@ class TrainJob:
         """Go on with what is there of the training; a trained model is left alone."""
         folder = self.place.model(self.run.key)
         with lock(folder):
-            trained = load(folder) if (folder / MODEL).exists() else self._train(folder, desk)
-            if trained.choice:
-                write_json(folder / CHOICE, {"tried": trained.choice["table"]})
-            _tidy(folder)
+            if not (folder / MODEL).exists():
+                self._train(folder, desk)
+            # What only an unfinished training needs: several times the size of the model.
+            _remove(folder, "state-*.safetensors", ".*.part")
 
-    def _train(self, folder: Path, desk: Desk) -> Trained:
+    def _train(self, folder: Path, desk: Desk) -> None:
+        # Read first: hours of training are not for finding out that the file is damaged.
+        taught = None if self.run.request.out_of_fold is None else load_taught(folder / TAUGHT, desk.device)
         ready = _prepared(self.run, self.place, desk)
-        return train(
+        train(
             ready.spec,
             ready.roles.sources,
             ready.config,
-            ready.out_of_fold,
+            taught,
             folder=folder,
             device=desk.device,
             resume=True,
             progress=Relay(desk.say),
             provenance=ready.provenance,
             stop=desk.stop,
-            left_out=self.place.left_out,
         )
 
 
@@ -123,6 +151,7 @@ class ChooseJob:
     kind: str
     place: Place
     given: Mapping[str, Any] = field(default_factory=dict)  # other options that the method will run with
+    saves_itself = True  # left-out models that are not here are trained
 
     @property
     def name(self) -> str:
@@ -154,12 +183,11 @@ class ChooseJob:
         rows = try_step_sizes(streams, self.method, scales, near, (self.kind,), self.given)
         tried = [{**asdict(row), "given": self._said} for row in rows]
         with lock(self.path):
-            write_json(self.path, {**_read(self.path), self.kind: tried})
+            write_json(self.path, {**read_json(self.path), self.kind: tried})
 
     def _streams(self, ready: Prepared, desk: Desk) -> Any:
         assert ready.out_of_fold is not None
-        folder, device = self.place.model(self.run.key), torch.device(desk.device)
-        run = Run(folder, Silent(), StopRequest(), device, resume=True, left_out=self.place.left_out)
+        run = _left_out_run(self.run, self.place, desk)
         return all_left_out_streams(
             ready.spec, ready.roles.sources, ready.config, ready.out_of_fold, run, ready.provenance
         )
@@ -195,7 +223,7 @@ class MeasureJob:
         missing = [target for target in run.results if (run.key, target) not in done]
         ready = _prepared(self.training, self.place, desk)
         trained = desk.keep("model", run.model, lambda: load(self.place.model(run.model), desk.device))
-        trained = _with_choice(self._with_phi(trained, desk), self.choice)
+        trained = _with_choice(self._with_taught(trained, desk), self.choice)
         roles = _only(ready.roles, run.targets if run.stream.joint else missing)
         dataset = Path(self.training.request.data).name
         results = compare(trained, roles, [run.entry], run.stream, run.seed, dataset=dataset)
@@ -205,37 +233,27 @@ class MeasureJob:
             store.append(labelled(result.record, run, trained))
             desk.say(f"{run.entry.method}", count, len(missing))
 
-    def _with_phi(self, trained: Trained, desk: Desk) -> Trained:
+    def _with_taught(self, trained: Trained, desk: Desk) -> Trained:
         """Return the model with what the left-out domains of its chooser taught."""
         key = self.run.chooser
         if key is None:
             return trained
-
-        def taught() -> dict[str, Any]:
-            chooser = load(self.place.model(key), desk.device)
-            names = ("anchor_phi", "predict_phi", "choice")
-            return {name: getattr(chooser, name) for name in names} | {
-                "options": chooser.config["out_of_fold"]
-            }
-
-        # All that were asked for are kept: they are small without their net, and rows come in any order.
-        found = dict(desk.keep(f"taught by {key}", "", taught))
-        return replace(trained, config={**trained.config, "out_of_fold": found.pop("options")}, **found)
+        path = self.place.model(key) / TAUGHT
+        # All that were asked for are kept: they are small, and rows come in any order.
+        return with_taught(trained, desk.keep(f"taught by {key}", "", lambda: load_taught(path, desk.device)))
 
 
-def step_sizes_in(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the options that a file of choices holds, by kind of statistics."""
-    found = _read(path)
-    if not all(isinstance(rows, list) for rows in found.values()):
-        raise DataError(f"{path}: made by an earlier version; remove it, and it will be made anew")
-    return {kind: {"lr": row["lr"]} for kind, rows in found.items() for row in rows if row["chosen"]}
+def weights_of(run: TrainRun) -> WeightsJob | None:
+    """Return the pretrained weights that a training waits for: not for a file that is there."""
+    settled = settle(run.request)
+    there = settled.weights == "none" or Path(settled.weights).is_file()
+    return None if there else WeightsJob(settled.backbone, settled.weights)
 
 
-def choices_of(run: TrainRun, place: Place) -> list[dict[str, Any]]:
-    """Return what was tried on left-out streams for a source model, a row each, and what was chosen of it."""
-    folder = place.model(run.key)
-    files = [folder / CHOICE, *sorted((folder / STEP_SIZES).glob("*.json"))]
-    return [{"model": run.key, **row} for path in files for rows in _read(path).values() for row in rows]
+def _left_out_run(run: TrainRun, place: Place, desk: Desk) -> Run:
+    """Return where left-out models are trained that are not there yet, and who listens."""
+    folder, device = place.model(run.key), torch.device(desk.device)
+    return Run(folder, Relay(desk.say), desk.stop, device, resume=True, left_out=place.left_out)
 
 
 def _prepared(run: TrainRun, place: Place, desk: Desk) -> Prepared:
@@ -317,37 +335,8 @@ def _selection(run: MeasureRun) -> str:
     return f"model on source validation images; {how}{of}"
 
 
-def lock(path: Path) -> FileLock:
-    """Return a lock that also goes with a process that is killed; two benchmarks may share a folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(path.with_name(f".{path.name}.lock"))
-
-
-def _tidy(folder: Path) -> None:
-    """Remove what only an unfinished training needs: several times the size of the model."""
-    for pattern in ("state-*.safetensors", ".*.part"):
-        for path in folder.rglob(pattern):
+def _remove(folder: Path, *patterns: str) -> None:
+    """Remove files of a folder; not of those in it, where others may be at work."""
+    for pattern in patterns:
+        for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
-
-
-def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Write JSON, all or nothing; a number that is none, or without end, becomes null."""
-    write_text(path, json.dumps(finite_or_none(values), allow_nan=False))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file, all or nothing, whoever else may be writing it."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(handle)
-    Path(name).chmod(0o666 & ~umask())  # a temporary file is its owner's alone
-    Path(name).replace(path)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from vicinal.benchmarks.jobs import Place, choices_of, lock, write_text
+from vicinal.benchmarks.place import IGNORED, Place, choices_of, lock, write_text
 from vicinal.benchmarks.plan import MeasureRun, Plan
 from vicinal.benchmarks.schedule import Failure, Job, Listen, Shift, make_tasks
 from vicinal.benchmarks.store import Store, benchmark_of
@@ -71,16 +71,22 @@ def run_plan(
 
 
 def run_plans(
-    parts: Sequence[tuple[Plan, Place]], devices: Sequence[str], listen: Listen, *, start: str = "spawn"
+    parts: Sequence[tuple[Plan, Place]],
+    devices: Sequence[str],
+    listen: Listen,
+    *,
+    teach: bool = False,
+    start: str = "spawn",
 ) -> list[Failure]:
     """Do what several plans, each in its place, have left to do, by the same workers.
 
-    `start` is how processes begin: "spawn", or "fork" where nothing but the CPU is used.
+    With `teach` they choose on left-out domains and do nothing else. `start` is how processes begin: "spawn",
+    or "fork" where nothing but the CPU is used.
     """
     tasks = []
     for plan, place in parts:
         write_index(plan, place.out)
-        tasks += make_tasks(plan, place, Store(place.out).done())
+        tasks += make_tasks(plan, place, Store(place.out).done(), teach=teach)
     try:
         if not tasks:
             return []
@@ -115,7 +121,7 @@ def _in_cell(record: Record, run: MeasureRun) -> Record:
 
 
 def write_index(plan: Plan, out: Path) -> None:
-    """Write which key is which model, beside those of earlier plans; models are not for version control."""
+    """Write which key is which model, beside those of earlier plans, and what is not for version control."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / INDEX
     index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -128,7 +134,7 @@ def write_index(plan: Plan, out: Path) -> None:
             "backbone": run.about["backbone"],
         }
     write_text(path, json.dumps(index, indent=1, sort_keys=True) + "\n")
-    (out / ".gitignore").write_text("models/\n.*\n!.gitignore\n", encoding="utf-8")
+    (out / ".gitignore").write_text("".join(f"{line}\n" for line in IGNORED), encoding="utf-8")
 
 
 def write_choices(plan: Plan, place: Place) -> None:

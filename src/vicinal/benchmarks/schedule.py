@@ -1,18 +1,18 @@
 """Who does what when: tasks begin as soon as what they need is there; a worker stays with its images."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from vicinal.benchmarks.jobs import ChooseJob, MeasureJob, Place, TrainJob, WeightsJob, images_of
+from vicinal.benchmarks.jobs import ChooseJob, MeasureJob, TeachJob, TrainJob, WeightsJob, images_of
+from vicinal.benchmarks.place import Place
 from vicinal.benchmarks.plan import MeasureRun, Plan, TrainRun
 from vicinal.benchmarks.workers import Crew
 
 # The dearest first, so that no process is left alone with one at the end.
 DEAREST = ("cotta", "memo", "ttt_pp", "ttt", "tast", "vnl")
-KINDS = ("weights", "trainings", "step sizes", "measurements")
-Job = WeightsJob | TrainJob | ChooseJob | MeasureJob
+KINDS = ("weights", "rules", "trainings", "step sizes", "measurements")
+Job = WeightsJob | TeachJob | TrainJob | ChooseJob | MeasureJob
 Listen = Callable[[str, str, int, int], None]  # whose progress, what it is at, done, total
 
 
@@ -125,7 +125,7 @@ class Shift:
 
 def kind_of(task: Task) -> str:
     """Return what a task is counted as."""
-    return KINDS[(WeightsJob, TrainJob, ChooseJob, MeasureJob).index(type(task.job))]
+    return KINDS[(WeightsJob, TeachJob, TrainJob, ChooseJob, MeasureJob).index(type(task.job))]
 
 
 def _all_waiting(task: Task) -> list[Task]:
@@ -134,45 +134,75 @@ def _all_waiting(task: Task) -> list[Task]:
     return list({id(one): one for one in every}.values())
 
 
-def make_tasks(plan: Plan, place: Place, done: Collection[tuple[str, str]]) -> list[Task]:
-    """Return what is left to do, each task listed with those that wait for it."""
+def make_tasks(
+    plan: Plan, place: Place, done: Collection[tuple[str, str]], *, teach: bool = False
+) -> list[Task]:
+    """Return what is left to do, each task listed with those that wait for it.
+
+    With `teach` that is what is left to choose on left-out domains, also for what is measured already: no
+    source model is trained for it.
+    """
     by_key = {run.key: run for run in plan.trainings}
-    measures = {
-        run.key: run for run in plan.measures if any((run.key, target) not in done for target in run.results)
-    }
-    tasks: dict[Any, Task] = {}
+    jobs = [
+        MeasureJob(run, by_key[run.model], by_key[run.chooser or run.model], place) for run in plan.measures
+    ]
+    tasks = _Tasks(place)
+    for job in jobs:
+        if teach:
+            tasks.teaching(job.chooser)
+            tasks.choosing(job)
+        elif any((job.run.key, target) not in done for target in job.run.results):
+            tasks.measuring(job)
+    return list(tasks.made.values())
 
-    def task(job: Job, name: str, model: str, images: str, rank: int) -> Task:
-        return tasks.setdefault(job_key(job), Task(job, name, model, images, rank))
 
-    def training(run: TrainRun) -> Task | None:
-        """Return the task of a model that is not there, after that of its weights."""
-        job = TrainJob(run, place)
+class _Tasks:
+    """Tasks as they are asked for, each once, after those it waits for; None for what is there already."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.made: dict[tuple[str, ...], Task] = {}
+
+    def measuring(self, job: MeasureJob) -> None:
+        """Add a measurement: it needs its own model, and of a chooser only what left-out domains taught."""
+        run, before = job.training, [self.training(job.training), self.choosing(job)]
+        if job.run.chooser is not None:
+            before.append(self.teaching(job.chooser))
+        self._add(job, f"{job.run.entry.method}, {_words(run)}", run, run_rank(job.run), before)
+
+    def choosing(self, job: MeasureJob) -> Task | None:
+        """Return the choice of a measurement's step size, after the left-out models."""
+        choice, run = job.choice, job.chooser
+        if choice is None or choice.chosen is not None:
+            return None
+        name = f"{choice.method} ({choice.kind}), {_words(run)}"
+        return self._add(choice, name, run, 2, [self.teaching(run)])
+
+    def training(self, run: TrainRun) -> Task | None:
+        """Return the training of a source model, after what left-out domains teach it."""
+        job = TrainJob(run, self.place)
         if job.done:
             return None
-        # Those with left-out models first: they take longest, and others wait for what they choose.
-        rank = 5 if run.request.out_of_fold is None else 4
-        made = task(job, _words(run), run.key, images_of(run), rank)
-        if job.weights is not None:
-            made.waits_for(task(job.weights, f"weights of {job.weights.backbone}", "", "", 3))
-        return made
+        return self._add(job, _words(run), run, 5, [self._weights(job.weights), self.teaching(run)])
 
-    for run in measures.values():
-        model, chooser = by_key[run.model], by_key[run.chooser or run.model]
-        job = MeasureJob(run, model, chooser, place)
-        name = f"{run.entry.method}, {_words(model)}"
-        measure = task(job, name, run.model, images_of(model), run_rank(run))
-        first = [training(model), training(chooser)]
-        if job.choice is not None and job.choice.chosen is None:
-            name = f"{run.entry.method} ({job.choice.kind}), {_words(chooser)}"
-            choice = task(job.choice, name, chooser.key, images_of(chooser), 2)
-            if first[1] is not None:
-                choice.waits_for(first[1])
-            first.append(choice)
-        for before in first:
-            if before is not None:
-                measure.waits_for(before)
-    return list(tasks.values())
+    def teaching(self, run: TrainRun) -> Task | None:
+        """Return what left-out domains teach for a model; first of all: it takes longest, and many wait."""
+        job = TeachJob(run, self.place)
+        if run.request.out_of_fold is None or job.done:
+            return None
+        return self._add(job, f"rule, {_words(run)}", run, 4, [self._weights(job.weights)])
+
+    def _weights(self, job: WeightsJob | None) -> Task | None:
+        if job is None:
+            return None
+        return self.made.setdefault(job_key(job), Task(job, f"weights of {job.backbone}", "", "", 3))
+
+    def _add(self, job: Job, name: str, run: TrainRun, rank: int, before: Iterable[Task | None]) -> Task:
+        task = self.made.setdefault(job_key(job), Task(job, name, run.key, images_of(run), rank))
+        for other in before:
+            if other is not None:
+                task.waits_for(other)
+        return task
 
 
 def job_key(job: Job) -> tuple[str, ...]:

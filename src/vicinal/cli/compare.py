@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from vicinal.adapters.contract import METHODS
-from vicinal.benchmarks.jobs import Place
 from vicinal.benchmarks.peers import Comparison, comparison_spec
+from vicinal.benchmarks.place import Place
 from vicinal.benchmarks.plan import plan
 from vicinal.benchmarks.run import devices_for, missing_data, records_of, run_plan
 from vicinal.benchmarks.store import Store

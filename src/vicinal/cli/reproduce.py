@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from vicinal.benchmarks.estimate import Estimate, estimate, needed_weights
-from vicinal.benchmarks.jobs import Place
+from vicinal.benchmarks.jobs import TeachJob
+from vicinal.benchmarks.place import CHOICE, STEP_SIZES, TAUGHT, Place
 from vicinal.benchmarks.plan import Plan, plan
 from vicinal.benchmarks.run import (
     Missing,
@@ -110,6 +111,14 @@ def reproduce_command(
     iterations: Annotated[
         int | None, typer.Option(help="Of every training; default: the spec's. Fewer is cheaper and worse.")
     ] = None,
+    teach: Annotated[
+        bool,
+        typer.Option(
+            "--teach",
+            help="Train left-out models and choose on them, nothing else. The choices are kept in models/*, "
+            "taught.safetensors, choice.json and step_sizes: small files for another machine to go on with.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done, how long it takes and what is missing.")
     ] = False,
@@ -135,13 +144,16 @@ def reproduce_command(
     devices = devices_for(device_named(device), workers)
     if dry_run:
         for table in tables:
-            _show_plan(table, devices)
+            _show_plan(table, devices, teach)
         return
     with Bars(out) as bars:
-        failures = run_plans([(t.left, t.place) for t in tables], devices, bars.count)
+        failures = run_plans([(t.left, t.place) for t in tables], devices, bars.count, teach=teach)
     for table in tables:
         mine = {run.key for run in table.whole.measures}
-        _report(table, [failure for failure in failures if mine & failure.keys])
+        if teach:
+            _say_taught(table)
+        else:
+            _report(table, [failure for failure in failures if mine & failure.keys])
     notes = notes_of(dict.fromkeys(item for table in tables for item in table.missing), failures)
     for note in notes:
         out.print(note, style="red", markup=False, highlight=False)
@@ -160,11 +172,11 @@ def _list() -> None:
     out.print(table)
 
 
-def _show_plan(asked: Asked, devices: Sequence[str]) -> None:
+def _show_plan(asked: Asked, devices: Sequence[str], teach: bool) -> None:
     """Print what a run would do."""
     spec, whole, place = asked.spec, asked.whole, asked.place
     kind = devices[0].partition(":")[0]
-    found = estimate(whole, place, kind, frozenset(Store(place.out).done()))
+    found = estimate(whole, place, kind, frozenset(Store(place.out).done()), teach=teach)
     out.print(f"{spec.name}: {spec.title} ({spec.paper})", highlight=False, markup=False)
     table = Table(box=SIMPLE_HEAD)
     for heading in ("Column", "Data", "Source models", "Records"):
@@ -215,8 +227,17 @@ def notes_of(missing: Iterable[Missing], failures: Sequence[Failure]) -> list[st
         same = [failure for failure in failures if failure.why == why]
         lost = sum(len(failure.keys) for failure in same)
         more = f" and {len(same) - 1} more" if len(same) > 1 else ""
-        lines.append(f"not done: {same[0].what}{more} ({lost} measurements): {why}")
+        with_it = f" ({lost} measurements)" if lost else ""
+        lines.append(f"not done: {same[0].what}{more}{with_it}: {why}")
     return lines
+
+
+def _say_taught(asked: Asked) -> None:
+    """Print for how many source models it is there what left-out domains taught."""
+    runs = [run for run in asked.whole.trainings if run.request.out_of_fold is not None]
+    taught = sum(TeachJob(run, asked.place).done for run in runs)
+    files = f"{TAUGHT}, {CHOICE} and {STEP_SIZES} in {asked.place.out / 'models'}/*"
+    out.print(f"left-out domains taught for {taught} of {len(runs)} source models: {files}", highlight=False)
 
 
 def _report(asked: Asked, failures: Sequence[Failure]) -> None:

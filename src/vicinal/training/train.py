@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from vicinal.adapters.contract import METHODS
-from vicinal.checkpoint import Trained, load, save
+from vicinal.checkpoint import Taught, Trained, load, save, with_taught
 from vicinal.data.domains import LabelledImages, SourceDomain
 from vicinal.data.pixels import resident
 from vicinal.models.backbones import Preprocessing, build_classifier
@@ -60,7 +60,7 @@ def train(
     spec: ModelSpec,
     sources: Sequence[SourceDomain],
     config: TrainConfig,
-    out_of_fold: OutOfFoldConfig | None = None,
+    out_of_fold: OutOfFoldConfig | Taught | None = None,
     *,
     folder: Path | None = None,
     device: str | torch.device = "cpu",
@@ -74,18 +74,19 @@ def train(
 
     Only source domains come in: there is nothing of a target here to look at. Ctrl-C stops it between two
     steps, unless somebody else decides that and passes `stop`. Left-out models go to `left_out` where that is
-    given, and are taken from there: a model of two domains serves every target that is neither.
+    given, and are taken from there: a model of two domains serves every target that is neither. None are
+    trained where `out_of_fold` is what they have taught already.
     """
-    if out_of_fold is not None:  # refused before hours of training, not after
-        folds(len(sources), out_of_fold.leave_out)
-        for method in out_of_fold.baselines:
-            METHODS[method]
+    if isinstance(out_of_fold, OutOfFoldConfig):
+        refuse_impossible(sources, out_of_fold)
     sources = placed(sources, device)
     with nullcontext(stop) if stop is not None else stop_on_interrupt() as asked:
         run = Run(folder, progress or Silent(), asked, torch.device(device), resume, left_out)
         trained = train_model(spec, sources, config, run, provenance or {})
-        if out_of_fold is not None:
-            trained = add_out_of_fold(trained, spec, sources, config, out_of_fold, run, provenance or {})
+        if isinstance(out_of_fold, OutOfFoldConfig):
+            out_of_fold = teach(spec, sources, config, out_of_fold, run, provenance or {})
+    if out_of_fold is not None:
+        trained = with_taught(trained, out_of_fold)
     if folder is not None:
         save(folder / "model.safetensors", trained)
     return trained
@@ -147,16 +148,23 @@ def train_model(
     )
 
 
-def add_out_of_fold(
-    trained: Trained,
+def refuse_impossible(sources: Sequence[SourceDomain], out_of_fold: OutOfFoldConfig) -> None:
+    """Raise if nothing can be chosen so: before hours of training, not after."""
+    folds(len(sources), out_of_fold.leave_out)
+    for method in out_of_fold.baselines:
+        METHODS[method]
+
+
+def teach(
     spec: ModelSpec,
     sources: Sequence[SourceDomain],
     config: TrainConfig,
     out_of_fold: OutOfFoldConfig,
     run: Run,
     provenance: dict[str, Any],
-) -> Trained:
-    """Return the model with phis fitted and a rule chosen on domains that left-out models never saw."""
+) -> Taught:
+    """Return phis fitted and a rule chosen on domains that left-out models never saw; no other is needed."""
+    refuse_impossible(sources, out_of_fold)
     streams = all_left_out_streams(spec, sources, config, out_of_fold, run, provenance)
     chosen = choose_rule(streams, out_of_fold, derived_seed(config.seed, "phi"), run.progress, run.stop)
     choice = {
@@ -164,14 +172,7 @@ def add_out_of_fold(
         "table": [asdict(row) for row in chosen.table],
         "streams": [f"{stream.name}" for stream in streams],
     }
-    config_with = {**trained.config, "out_of_fold": as_dict(out_of_fold)}
-    return replace(
-        trained,
-        anchor_phi=chosen.anchor_phi,
-        predict_phi=chosen.predict_phi,
-        choice=choice,
-        config=config_with,
-    )
+    return Taught(chosen.anchor_phi, chosen.predict_phi, choice, as_dict(out_of_fold))
 
 
 def all_left_out_streams(
