@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -7,16 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.adapters.contract import METHODS, adapt
+from vicinal.adapters.contract import METHODS, adapt, configure
 from vicinal.adapters.vnl import Vnl, VnlSettings
 from vicinal.checkpoint import Trained
 from vicinal.data.domains import SourceDomain
+from vicinal.functional.calibration import fitted_temperature
 from vicinal.functional.memory import empty_memory
 from vicinal.models.inference import StreamInferenceNet
 from vicinal.training import choose
 from vicinal.training.choose import Chosen, Row, choose_rule, label_lesson, safest, surest
 from vicinal.training.config import OutOfFoldConfig, TrainConfig
-from vicinal.training.left_out import Fold, LeftOutStream, Lesson, left_out_streams
+from vicinal.training.left_out import Fold, LeftOutStream, Lesson, left_out_streams, predict_all
 from vicinal.training.progress import Silent
 from vicinal.training.train import ModelSpec, train
 from vicinal.types import Head
@@ -320,3 +322,22 @@ def test_an_unfitted_phi_says_what_the_model_says() -> None:
     torch.testing.assert_close(
         label_lesson(StreamInferenceNet(reference_batch=8), lesson), lesson.logits.softmax(-1).flatten(0, 1)
     )
+
+
+def test_a_temperature_is_fitted_to_what_each_candidate_predicts(streams: list[LeftOutStream]) -> None:
+    config = replace(CONFIG, calibrate=True, updates=("none", "entropy"), step_sizes=(2e-2,))
+    plain, found = (
+        choose_rule(streams, one, 0, Silent()) for one in (replace(config, calibrate=False), config)
+    )
+    assert {row.temperature for row in plain.table} == {1.0}
+    assert [replace(row, temperature=1.0) for row in found.table] == plain.table, "all else is as it was"
+    labels = [stream.labels for stream in streams]
+    for row in found.table:
+        if row.method == "soft":
+            options = {"lr": row.lr, "statistics": row.statistics}
+            built = partial(METHODS["soft"].build, settings=configure(METHODS["soft"].defaults, options))
+            assert row.temperature == pytest.approx(fitted_temperature(predict_all(built, streams), labels))
+    for row in (row for row in found.table if row.chosen):
+        kind = "stream" if row.method == "vnl" else row.statistics
+        assert found.methods[row.method][kind]["temperature"] == row.temperature
+    assert all("temperature" not in rule for kinds in plain.methods.values() for rule in kinds.values())

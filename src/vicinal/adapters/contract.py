@@ -8,9 +8,10 @@ behind, optimizer and random generator included, so that loading it continues th
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 import torch
@@ -24,6 +25,7 @@ from vicinal.errors import AdapterError, ConfigError
 from vicinal.graphs import Recorder, overwritten, suited
 from vicinal.models.backbones import Preprocessing
 from vicinal.models.classifier import PRECISIONS, Classifier
+from vicinal.models.pooling import fuse_pools
 from vicinal.models.wrap import Wrapped
 from vicinal.registry import Registry
 from vicinal.types import Head
@@ -78,9 +80,15 @@ class Settings:
     episodic: bool = False  # back to the source before every batch
     # What the features are computed in; weights, steps, labels and statistics stay in single precision.
     precision: Literal["float32", "bfloat16"] = "float32"
+    # What logits are divided by at last: predictions stay what they are and become less sure above 1. Of what
+    # the model learns from, and of what an export hands out, it is no part.
+    temperature: float = 1.0
     seed: int = 0
-    known_of_lr: ClassVar[tuple[str, ...]] = ()  # options that say something of the chosen lr and of no other
-    later: ClassVar[tuple[str, ...]] = ()  # options that came after records were made by this name
+    # Options that were chosen along with a rule and say nothing of another one, by what makes it another.
+    chosen_with: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+        {"temperature": ("lr", "update", "predict")}
+    )
+    later: ClassVar[tuple[str, ...]] = ("temperature",)  # options that came after records were made
 
     def __post_init__(self) -> None:
         choices = (
@@ -99,6 +107,8 @@ class Settings:
                 "an adapter needs steps of at least 1, num_samples of at least 0, "
                 "momentum and pull of at least 0 and below 1"
             )
+        if not isinstance(self.temperature, int | float) or not 0 < self.temperature < math.inf:
+            raise ConfigError(f"an adapter needs a temperature above 0, not {self.temperature!r}")
         if not isinstance(self.from_rest, bool):
             raise ConfigError(f"from_rest is true or false, not {self.from_rest!r}")
         if self.horizon is not None and not 0 < self.horizon < math.inf:
@@ -145,6 +155,7 @@ class Adapter(nn.Module, ABC):
         # How tensor cores take images; somebody's own net may count on the layout it has.
         if isinstance(self.model, Classifier) and next(model.parameters()).is_cuda:
             self.model.to(memory_format=torch.channels_last)
+            fuse_pools(self.model)
         if self.needs_features:
             self.model.linear  # noqa: B018  raises, saying what to pass, where there is none
         elif isinstance(self.model, Wrapped):
@@ -192,7 +203,10 @@ class Adapter(nn.Module, ABC):
         if self.observer is not None and "observed.z" in made:
             z, logits, *head = (made[f"observed.{name}"] for name in Observed._fields)
             self.observer(z, logits, Head(*head))
-        return made["logits"].to(self.output_dtype)
+        logits = (
+            made["logits"] if self.settings.temperature == 1 else made["logits"] / self.settings.temperature
+        )
+        return logits.to(self.output_dtype)
 
     def _adapted(self, x: Tensor) -> dict[str, Tensor]:
         """Adapt to a batch and return all that its prediction leaves behind."""
@@ -400,8 +414,10 @@ def adapt(
     chosen = trained.choice.get("methods", {}).get(method, {})
     kind = options.get("statistics", entry.defaults.statistics.kind)
     by_kind = chosen.get(kind.kind if isinstance(kind, StatisticsConfig) else kind, {})
-    if "lr" in options:
-        by_kind = {name: value for name, value in by_kind.items() if name not in entry.defaults.known_of_lr}
+    void = {
+        name for name, others in entry.defaults.chosen_with.items() if not options.keys().isdisjoint(others)
+    }
+    by_kind = {name: value for name, value in by_kind.items() if name not in void}
     settings = configure(entry.defaults, {**entry.defaults.fallbacks(trained), **by_kind, **options})
     try:
         with torch.inference_mode(False):  # tensors made in that mode could never be updated

@@ -11,6 +11,7 @@ these is used was chosen on left-out domains.
 import copy
 import math
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -67,8 +68,9 @@ class VnlSettings(Settings):
     # How much a frozen model doubted its predictions where lr was chosen: where the anchor doubts less, there
     # is less to learn and steps are that much shorter. None: they are not. With update="marginal" alone.
     doubt: float | None = None
-    known_of_lr: ClassVar[tuple[str, ...]] = ("doubt",)
+    chosen_with = MappingProxyType({**Settings.chosen_with, "doubt": ("lr",)})
     later: ClassVar[tuple[str, ...]] = (
+        *Settings.later,
         "neighbor_weight",
         "share_weight",
         "share_window",

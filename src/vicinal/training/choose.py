@@ -20,6 +20,7 @@ from vicinal.adapters.labeler import StreamLabeler
 from vicinal.adapters.neighborhood import Neighborhood
 from vicinal.adapters.statistics import KINDS
 from vicinal.adapters.vnl import UPDATES, Vnl, VnlSettings
+from vicinal.functional.calibration import fitted_temperature
 from vicinal.functional.losses import label_cross_entropy
 from vicinal.functional.shares import mean_square, sharpened
 from vicinal.models.inference import StreamInferenceNet
@@ -37,6 +38,7 @@ class Scores(NamedTuple):
     accuracy: float
     nll: float
     worst: float  # accuracy on the stream where it did worst
+    temperature: float = 1.0  # by which its predictions are as sure as they should be, where that is asked
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Row:
     accuracy: float
     nll: float
     worst: float
+    temperature: float = 1.0
     chosen: bool = False
 
 
@@ -84,7 +87,10 @@ def choose_rule(
         _heed(stop)
         plays = play_all(partial(Vnl, settings=settings), ready)
         row = _row(
-            "vnl", settings.update, settings, _scores(streams, [played.probabilities for played in plays])
+            "vnl",
+            settings.update,
+            settings,
+            _scores(streams, [played.probabilities for played in plays], config.calibrate),
         )
         tried.append((row, [played.lesson for played in plays]))
         progress.advance(1 + len(tried), {"accuracy": row.accuracy})
@@ -97,7 +103,7 @@ def choose_rule(
     others: list[Row] = []
     for method, options in baselines:
         _heed(stop)
-        others.append(_try_baseline(method, options, streams))
+        others.append(_try_baseline(method, options, streams, config.calibrate))
         progress.advance(1 + len(rows) + len(others), {"accuracy": others[-1].accuracy})
     others = _marked(others, config.near)
     return Chosen(anchor_phi, predict_phi, _collect(final, doubt, others), [*rows, *others])
@@ -116,7 +122,7 @@ def _predictors(
         "neighbors": lambda: [vote_lesson(lesson, VnlSettings()) for lesson in lessons],
     }
     tried = [
-        replace(own, predict=name, **_scores(streams, ways[name]())._asdict())
+        replace(own, predict=name, **_scores(streams, ways[name](), config.calibrate)._asdict())
         for name in config.predictors
         if name in ways
     ]
@@ -130,16 +136,18 @@ def try_step_sizes(
     near: float,
     kinds: Sequence[str] = (),
     given: Mapping[str, Any] | None = None,
+    calibrate: bool = False,
 ) -> list[Row]:
     """Return how a method did with each multiple of its own paper's step size, the surest of a kind chosen.
 
     Each is tried on all left-out streams, on the kinds of statistics given; by default on the method's own
-    and on those of the stream. `given` holds other options that the method will run with.
+    and on those of the stream. `given` holds other options that the method will run with; `calibrate` fits a
+    temperature to each.
     """
     own = METHODS[method].defaults
     kinds = kinds or tuple(dict.fromkeys((own.statistics.kind, "stream")))
     grid = _grid((method,), kinds, [own.lr * scale for scale in scales], given or {})
-    return _marked([_try_baseline(name, settings, streams) for name, settings in grid], near)
+    return _marked([_try_baseline(name, settings, streams, calibrate) for name, settings in grid], near)
 
 
 def _heed(stop: StopRequest | None) -> None:
@@ -200,19 +208,25 @@ def _grid(
     ]
 
 
-def _try_baseline(method: str, settings: Settings, streams: Sequence[LeftOutStream]) -> Row:
+def _try_baseline(method: str, settings: Settings, streams: Sequence[LeftOutStream], calibrate: bool) -> Row:
     outputs = predict_all(partial(METHODS[method].build, settings=settings), streams)
-    return _row(method, method, settings, _scores(streams, outputs))
+    return _row(method, method, settings, _scores(streams, outputs, calibrate))
 
 
 def _collect(final: Row, doubt: float | None, others: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the options of every method by kind of statistics: the rule of vnl, step sizes of others."""
     rule = {"update": final.update, "lr": final.lr, "from_rest": final.from_rest, "predict": final.predict}
-    methods: dict[str, dict[str, dict[str, Any]]] = {"vnl": dict.fromkeys(KINDS, rule | {"doubt": doubt})}
+    rule |= {"doubt": doubt, **sureness(final.temperature)}
+    methods: dict[str, dict[str, dict[str, Any]]] = {"vnl": dict.fromkeys(KINDS, rule)}
     for row in others:
         if row.chosen:
-            methods.setdefault(row.method, {})[row.statistics] = {"lr": row.lr}
+            methods.setdefault(row.method, {})[row.statistics] = {"lr": row.lr, **sureness(row.temperature)}
     return methods
+
+
+def sureness(temperature: float) -> dict[str, float]:
+    """Return the option that a fitted temperature makes; where none was fitted, none."""
+    return {} if temperature == 1 else {"temperature": temperature}
 
 
 def _marked(rows: Sequence[Row], near: float) -> list[Row]:
@@ -238,15 +252,18 @@ def _row(method: str, update: str, settings: Settings, scores: Scores) -> Row:
     return Row(method, update, *how, *scores)
 
 
-def _scores(streams: Sequence[LeftOutStream], probabilities: Sequence[Tensor]) -> Scores:
-    """Return means over the streams, each stream counting the same."""
+def _scores(streams: Sequence[LeftOutStream], probabilities: Sequence[Tensor], calibrate: bool) -> Scores:
+    """Return means over the streams, each stream counting the same, and the temperature if asked."""
     accuracies, nlls = [], []
     for stream, p in zip(streams, probabilities, strict=True):
         y = stream.labels.to(p.device)
         accuracies.append(float((p.argmax(-1) == y).float().mean()))
         nlls.append(float(label_cross_entropy(p, y)))
     count = len(accuracies)
-    return Scores(sum(accuracies) / count, sum(nlls) / count, min(accuracies))
+    scores = Scores(sum(accuracies) / count, sum(nlls) / count, min(accuracies))
+    if not calibrate:
+        return scores
+    return scores._replace(temperature=fitted_temperature(probabilities, [one.labels for one in streams]))
 
 
 def _cross_fitted(lessons: Sequence[Lesson], config: OutOfFoldConfig, seed: int) -> list[Tensor]:

@@ -75,7 +75,12 @@ def for_pretrained(**options: Any) -> TrainConfig:
 
 
 # Options that came after the first models, and what those did.
-LATER = {"average": 0.0, "predictors": ["own", "labels"]}
+LATER = {
+    "average": 0.0,
+    "predictors": ["own", "labels"],
+    "calibrate": False,
+    "left_out_iterations": None,
+}
 STARTS = (["False"], ["True"], ["False", "True"])
 
 
@@ -105,6 +110,12 @@ class OutOfFoldConfig:
     from_rest: tuple[bool, ...] = (False, True)  # ways for Adam's momentum to start that are tried
     heed_doubt: bool = True  # whether steps are shorter where the anchor doubts less than on these streams
     tolerance: float = 0.005  # accuracies this close count as level: the safer update or predictor is taken
+    # Whether a temperature is fitted to predictions there too: how sure a method, of vicinal's or not, may be
+    # of what it says of a domain that its model never saw.
+    calibrate: bool = False
+    # Iterations of left-out models; None: as many as the source model's. Fewer are less work, and harder
+    # lessons: weaker models make more mistakes.
+    left_out_iterations: int | None = None
     # Of step sizes and starts this close the one of the lowest NLL is taken, for baselines too: steps that
     # are too long make a model sure of its mistakes first.
     near: float = 0.02
@@ -125,6 +136,8 @@ class OutOfFoldConfig:
         if self.leave_out < 0 or min(self.epochs, self.batch_size, self.rounds) < 1:
             needs = "leave_out >= 0, and epochs, batch_size and rounds >= 1"
             raise ConfigError(f"out-of-fold fitting needs {needs}")
+        if self.left_out_iterations is not None and self.left_out_iterations < 1:
+            raise ConfigError(f"left_out_iterations must be at least 1, not {self.left_out_iterations}")
         if not self.step_sizes or not self.updates or not self.predictors:
             raise ConfigError("out-of-fold fitting needs a step size, an update and a predictor to try")
         starts = self.from_rest
