@@ -106,7 +106,7 @@ def test_the_time_of_a_real_run_is_of_that_order(tmp_path: Path) -> None:
     (run, _), (_, soft, _, *_) = plan(SPEC).trainings, plan(SPEC).measures
     cost = Cost(run, "cpu")
     # On one core: 200 iterations of the small net take some seconds, a stream of soft some seconds too.
-    assert 5 < cost.training(6) + cost.teaching() < 500
+    assert 5 < 6 * cost.left_out() + cost.teaching() < 500
     assert 0.5 < cost.measuring(soft) < 50
 
 

@@ -107,7 +107,7 @@ def estimate(
         cost = Cost(job.training if isinstance(job, MeasureJob) else job.run, device)
         new = _left_out(job, cost) - seen
         seen |= new
-        times.append(cost.training(len(new)) + _alone(job, cost))
+        times.append(len(new) * cost.left_out() + _alone(job, cost))
         if not isinstance(job, TeachJob):
             counts[COUNTED[type(job)]] += 1
     costs = [Cost(run, device) for run in plan.trainings]
@@ -142,7 +142,7 @@ def _alone(job: Job, cost: "Cost") -> float:
         return cost.choosing(job.method)
     if isinstance(job, TeachJob):
         return 0.0 if job.in_model else cost.teaching()
-    return cost.training(1)
+    return cost.training()
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,12 +205,17 @@ class Cost:
             for without in folds(len(sources), left_out.leave_out)
         ]
 
-    def training(self, models: int) -> float:
-        """Seconds of training so many models, itself or left-out ones."""
+    def training(self, iterations: int | None = None) -> float:
+        """Seconds of training the model, or one like it for so many iterations."""
         config = self.settled.config
-        one = self._seconds(PASSES.get(config.algorithm, 6.0), 2 * config.batch_size, config.iterations)
-        one += self._over(self._validated() * config.iterations / config.validate_every, 256, 1.0)
-        return models * one
+        count = iterations or config.iterations
+        steps = self._seconds(PASSES.get(config.algorithm, 6.0), 2 * config.batch_size, count)
+        return steps + self._over(self._validated() * count / config.validate_every, 256, 1.0)
+
+    def left_out(self) -> float:
+        """Seconds of training a left-out model."""
+        left_out = self.settled.out_of_fold
+        return self.training(None if left_out is None else left_out.left_out_iterations)
 
     def teaching(self) -> float:
         """Seconds of choosing the rule on left-out streams."""
@@ -224,7 +229,7 @@ class Cost:
     def choosing(self, method: str) -> float:
         """Seconds of choosing a step size."""
         size = 20 if self.settled.out_of_fold is None else self.settled.out_of_fold.batch_size
-        return self._over(len(scales_of(self.run.request)) * self.streamed, size, passes_of(method))
+        return self._over(len(scales_of(self.run.request, method)) * self.streamed, size, passes_of(method))
 
     def measuring(self, run: MeasureRun) -> float:
         """Seconds of a method over the streams of its targets."""

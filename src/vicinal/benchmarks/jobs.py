@@ -179,8 +179,10 @@ class ChooseJob:
         ready = _prepared(self.run, self.place, desk)
         assert ready.out_of_fold is not None
         streams = desk.keep("streams", self.run.key, lambda: self._streams(ready, desk))
-        scales, near = scales_of(self.run.request), ready.out_of_fold.near
-        rows = try_step_sizes(streams, self.method, scales, near, (self.kind,), self.given)
+        scales, config = scales_of(self.run.request, self.method), ready.out_of_fold
+        rows = try_step_sizes(
+            streams, self.method, scales, config.near, (self.kind,), self.given, config.calibrate
+        )
         tried = [{**asdict(row), "given": self._said} for row in rows]
         with lock(self.path):
             write_json(self.path, {**read_json(self.path), self.kind: tried})
@@ -211,6 +213,7 @@ class MeasureJob:
         given = dict(self.run.entry.options)
         if given.get("statistics") == kind:
             del given["statistics"]  # the kind alone, which the choice is kept by anyway
+        given.pop("temperature", None)  # of which no choice depends
         return ChooseJob(self.chooser, self.run.entry.method, kind, self.place, given)
 
     def __call__(self, desk: Desk) -> None:
@@ -324,6 +327,8 @@ def _selection(run: MeasureRun) -> str:
     """Return in words what was chosen where."""
     if run.entry.method in OUT_OF_FOLD:
         how = "rule and step size on left-out source domains"
+    elif run.chooses and run.entry.method in FIXED:
+        how = "temperature on left-out source domains"
     elif run.chooses:
         multiples = ", ".join(f"{scale:g}" for scale in run.about["step_sizes"])
         how = f"step size on left-out source domains, {multiples} times the method's own"

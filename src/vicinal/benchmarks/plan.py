@@ -26,6 +26,8 @@ from vicinal.training.config import identity
 DIGITS = 16  # of a key
 # They take no step, or choose their own; memo adapts to each image alone and would take hours to choose for.
 FIXED = ("erm", "bn", "labels", "lame", "t3a", "vnl", "single_sample", "memo")
+# Of them those that nothing but a temperature can be fitted to.
+STEPLESS = ("erm", "bn", "lame", "t3a")
 # Their phi is fitted, and their rule chosen, on left-out domains.
 OUT_OF_FOLD = ("vnl", "labels")
 # What --quick means where a spec does not say.
@@ -217,11 +219,23 @@ def chooses_step_size(row: Row) -> bool:
     return row.method not in FIXED and "lr" not in row.options
 
 
-def scales_of(request: TrainRequest) -> tuple[float, ...]:
+def chooses(row: Row, left_out: Mapping[str, Any] | None) -> bool:
+    """Return whether anything of a row is left to the left-out domains by these options of theirs.
+
+    Where temperatures are fitted, that of a method that takes no step is too.
+    """
+    if left_out is None:
+        return False
+    return chooses_step_size(row) or (bool(left_out.get("calibrate")) and row.method in STEPLESS)
+
+
+def scales_of(request: TrainRequest, method: str) -> tuple[float, ...]:
     """Return the multiples of its own step size that a method may choose from: a tenth, itself, and vnl's.
 
     Vnl's are the step sizes it chooses from over its own: from scratch longer ones, from weights shorter.
     """
+    if method in FIXED:
+        return (1.0,)
     left_out = settle(request).out_of_fold
     sizes = () if left_out is None else left_out.step_sizes
     return tuple(sorted({0.1, 1.0, *(round(size / METHODS["vnl"].defaults.lr, 6) for size in sizes)}))
@@ -232,7 +246,7 @@ def _left_out(setting: Setting, rows: Sequence[Row]) -> dict[str, Any] | None:
     if setting.out_of_fold is None:
         return None
     fitted = any(row.method in OUT_OF_FOLD for row in rows)
-    if not fitted and not any(chooses_step_size(row) for row in rows):
+    if not fitted and not any(chooses(row, setting.out_of_fold) for row in rows):
         return None
     # Where nobody uses the rule it need not be chosen: the left-out models are there for step sizes alone.
     rule = {} if fitted else {"updates": ["none"]}
@@ -321,7 +335,7 @@ def _measure(
     assert row.method is not None
     options = real_options(row.options)
     stream = StreamSpec(setting.stream, setting.batch_size, setting.alpha)
-    chooses = chooses_step_size(row) and chooser.request.out_of_fold is not None
+    choosing = chooses(row, chooser.request.out_of_fold)
     about: About = {
         "model": trained.key,
         "training": trained.about,
@@ -329,7 +343,7 @@ def _measure(
         "method": row.method,
         "settings": told(configure(METHODS[row.method].defaults, options)),
         "given": sorted(options),
-        "step_sizes": list(scales_of(chooser.request)) if chooses else None,
+        "step_sizes": list(scales_of(chooser.request, row.method)) if choosing else None,
         "stream": stream.kind,
         "alpha": stream.alpha if stream.kind == "label_shift" else None,
         "batch_size": stream.batch_size,
@@ -352,6 +366,6 @@ def _measure(
         seed=trained.seed,
         quick=quick,
         ours=row.ours,
-        chooses=chooses,
+        chooses=choosing,
         about=about,
     )

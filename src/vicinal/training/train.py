@@ -184,6 +184,7 @@ def all_left_out_streams(
     provenance: dict[str, Any],
 ) -> list[LeftOutStream]:
     """Return the streams of every left-out domain, each with the model that never saw it."""
+    config = replace(config, iterations=out_of_fold.left_out_iterations or config.iterations)
     waiting = folds(len(sources), out_of_fold.leave_out)
     made: dict[tuple[int, ...], Fold] = {}
     patient = False
