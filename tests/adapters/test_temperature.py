@@ -20,7 +20,7 @@ MakeImages = Callable[..., Tensor]
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_it_divides_the_logits_alone(method: str, make_source: MakeSource, images: MakeImages) -> None:
     try:
-        plain, mild = (adapt(make_source(), method, temperature=t) for t in (1.0, 2.5))
+        plain, mild = (adapt(make_source(), method, output_temperature=t) for t in (1.0, 2.5))
     except AdapterError:
         pytest.skip("needs a training of its own")
     for seed in range(3):
@@ -34,8 +34,8 @@ def test_it_divides_the_logits_alone(method: str, make_source: MakeSource, image
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf"), "warm"])
 def test_no_temperature_at_all_is_refused(temperature: Any, make_source: MakeSource) -> None:
-    with pytest.raises(ConfigError, match="temperature above 0"):
-        adapt(make_source(), "tent", temperature=temperature)
+    with pytest.raises(ConfigError, match="output_temperature above 0"):
+        adapt(make_source(), "tent", output_temperature=temperature)
 
 
 @pytest.mark.parametrize(
@@ -49,20 +49,20 @@ def test_no_temperature_at_all_is_refused(temperature: Any, make_source: MakeSou
         ("vnl", {"lr": 1e-3}, False),
         ("vnl", {"update": "none"}, False),
         ("vnl", {"predict": "own"}, False),
-        ("vnl", {"predict": "own", "temperature": 3.0}, False),
+        ("vnl", {"predict": "own", "output_temperature": 3.0}, False),
     ],
 )
 def test_a_chosen_one_goes_with_the_rule_it_was_chosen_for(
     method: str, options: dict[str, Any], kept: bool, make_source: MakeSource
 ) -> None:
-    rule = {"lr": 1e-4, "temperature": 1.7}
+    rule = {"lr": 1e-4, "output_temperature": 1.7}
     choice = {"methods": {method: {"batch": rule, "stream": rule}}}
-    found = adapt(replace(make_source(), choice=choice), method, **options).settings.temperature
-    assert found == (1.7 if kept else options.get("temperature", 1.0))
+    found = adapt(replace(make_source(), choice=choice), method, **options).settings.output_temperature
+    assert found == (1.7 if kept else options.get("output_temperature", 1.0))
 
 
 def test_a_guard_judges_as_without_it(make_source: MakeSource, images: MakeImages) -> None:
-    plain, mild = (Guarded(adapt(make_source(), "tent", lr=0.3, temperature=t)) for t in (1.0, 8.0))
+    plain, mild = (Guarded(adapt(make_source(), "tent", lr=0.3, output_temperature=t)) for t in (1.0, 8.0))
     for seed in range(6):
         for guarded in (plain, mild):
             guarded(images(20, seed=seed))
@@ -73,5 +73,19 @@ def test_a_guard_judges_as_without_it(make_source: MakeSource, images: MakeImage
 
 def test_what_it_was_before_keeps_its_name() -> None:
     for method in METHODS:
-        assert "temperature" not in told(METHODS[method].defaults)
-    assert told(replace(METHODS["tent"].defaults, temperature=2.0))["temperature"] == 2.0
+        assert "output_temperature" not in told(METHODS[method].defaults)
+    assert told(replace(METHODS["tent"].defaults, output_temperature=2.0))["output_temperature"] == 2.0
+
+
+@pytest.mark.parametrize(("own", "theirs", "found"), [(0.9, 0.6, 3.0), (None, 0.6, 2.0), (0.9, None, 2.0)])
+def test_a_model_that_is_surer_of_its_own_domains_has_a_higher_one(
+    own: float | None, theirs: float | None, found: float, make_source: MakeSource
+) -> None:
+    choice = {"methods": {"soft": {"batch": {"lr": 1e-4, "output_temperature": 2.0}}}}
+    source = replace(
+        make_source(),
+        choice=choice if theirs is None else {**choice, "validation_temperature": theirs},
+        provenance={} if own is None else {"validation_temperature": own},
+    )
+    assert adapt(source, "soft").settings.output_temperature == pytest.approx(found)
+    assert adapt(source, "soft", output_temperature=1.5).settings.output_temperature == 1.5

@@ -339,5 +339,7 @@ def test_a_temperature_is_fitted_to_what_each_candidate_predicts(streams: list[L
             assert row.temperature == pytest.approx(fitted_temperature(predict_all(built, streams), labels))
     for row in (row for row in found.table if row.chosen):
         kind = "stream" if row.method == "vnl" else row.statistics
-        assert found.methods[row.method][kind]["temperature"] == row.temperature
-    assert all("temperature" not in rule for kinds in plain.methods.values() for rule in kinds.values())
+        assert found.methods[row.method][kind]["output_temperature"] == row.temperature
+    assert all(
+        "output_temperature" not in rule for kinds in plain.methods.values() for rule in kinds.values()
+    )

@@ -317,3 +317,15 @@ def test_sources_that_do_not_fit_on_the_device_stay(roles: Roles, monkeypatch: p
 
 def test_two_sources_are_enough_for_the_default_algorithm(digits_spec: ModelSpec, roles: Roles) -> None:
     assert train(digits_spec, roles.sources[:2], CONFIG, CHOOSING).predict_phi is not None
+
+
+def test_left_out_models_may_train_for_shorter(
+    spec: ModelSpec, make_sources: MakeSources, tmp_path: Path
+) -> None:
+    out_of_fold = OutOfFoldConfig(
+        batch_size=8, epochs=2, step_sizes=(1e-3,), updates=("none",), baselines=(), left_out_iterations=3
+    )
+    config = TrainConfig(algorithm="erm", iterations=6, batch_size=6)
+    trained = train(spec, make_sources(2, train=32, val=8), config, out_of_fold, folder=tmp_path)
+    left_out = [load(folder) for folder in sorted((tmp_path / "left_out").iterdir())]
+    assert [model.config["train"]["iterations"] for model in (trained, *left_out)] == [6, 3, 3]

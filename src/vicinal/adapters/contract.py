@@ -82,13 +82,13 @@ class Settings:
     precision: Literal["float32", "bfloat16"] = "float32"
     # What logits are divided by at last: predictions stay what they are and become less sure above 1. Of what
     # the model learns from, and of what an export hands out, it is no part.
-    temperature: float = 1.0
+    output_temperature: float = 1.0
     seed: int = 0
     # Options that were chosen along with a rule and say nothing of another one, by what makes it another.
     chosen_with: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-        {"temperature": ("lr", "update", "predict")}
+        {"output_temperature": ("lr", "update", "predict")}
     )
-    later: ClassVar[tuple[str, ...]] = ("temperature",)  # options that came after records were made
+    later: ClassVar[tuple[str, ...]] = ("output_temperature",)  # options that came after records were made
 
     def __post_init__(self) -> None:
         choices = (
@@ -107,8 +107,10 @@ class Settings:
                 "an adapter needs steps of at least 1, num_samples of at least 0, "
                 "momentum and pull of at least 0 and below 1"
             )
-        if not isinstance(self.temperature, int | float) or not 0 < self.temperature < math.inf:
-            raise ConfigError(f"an adapter needs a temperature above 0, not {self.temperature!r}")
+        if not isinstance(self.output_temperature, int | float) or not 0 < self.output_temperature < math.inf:
+            raise ConfigError(
+                f"an adapter needs an output_temperature above 0, not {self.output_temperature!r}"
+            )
         if not isinstance(self.from_rest, bool):
             raise ConfigError(f"from_rest is true or false, not {self.from_rest!r}")
         if self.horizon is not None and not 0 < self.horizon < math.inf:
@@ -203,9 +205,9 @@ class Adapter(nn.Module, ABC):
         if self.observer is not None and "observed.z" in made:
             z, logits, *head = (made[f"observed.{name}"] for name in Observed._fields)
             self.observer(z, logits, Head(*head))
-        logits = (
-            made["logits"] if self.settings.temperature == 1 else made["logits"] / self.settings.temperature
-        )
+        logits = made["logits"]
+        if self.settings.output_temperature != 1:
+            logits = logits / self.settings.output_temperature
         return logits.to(self.output_dtype)
 
     def _adapted(self, x: Tensor) -> dict[str, Tensor]:
@@ -417,7 +419,7 @@ def adapt(
     void = {
         name for name, others in entry.defaults.chosen_with.items() if not options.keys().isdisjoint(others)
     }
-    by_kind = {name: value for name, value in by_kind.items() if name not in void}
+    by_kind = _as_sure({name: value for name, value in by_kind.items() if name not in void}, trained)
     settings = configure(entry.defaults, {**entry.defaults.fallbacks(trained), **by_kind, **options})
     try:
         with torch.inference_mode(False):  # tensors made in that mode could never be updated
@@ -429,6 +431,18 @@ def adapt(
             f"method '{method}' needs a model trained by vicinal ({entry.traits.training}): "
             "for a model of your own choose one that needs no training, as in adapt(model, 'tent')"
         ) from None
+
+
+def _as_sure(chosen: dict[str, Any], trained: Trained) -> dict[str, Any]:
+    """Return chosen options with a temperature that was fitted to other models made one for this model.
+
+    T = T_left_out T_val / T_val,left_out, T_val the temperature on validation images of a model's own
+    domains: a model that was trained for longer, or on more, is surer of whatever it sees.
+    """
+    own, theirs = (part.get("validation_temperature") for part in (trained.provenance, trained.choice))
+    if "output_temperature" not in chosen or not own or not theirs:
+        return chosen
+    return {**chosen, "output_temperature": chosen["output_temperature"] * own / theirs}
 
 
 def bare(net: nn.Module, features: str | None = None, head: str | None = None) -> Trained:

@@ -213,7 +213,7 @@ class MeasureJob:
         given = dict(self.run.entry.options)
         if given.get("statistics") == kind:
             del given["statistics"]  # the kind alone, which the choice is kept by anyway
-        given.pop("temperature", None)  # of which no choice depends
+        given.pop("output_temperature", None)  # no choice depends on it
         return ChooseJob(self.chooser, self.run.entry.method, kind, self.place, given)
 
     def __call__(self, desk: Desk) -> None:

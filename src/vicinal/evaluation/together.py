@@ -45,7 +45,7 @@ class Passes:
         if key not in self._run:
             self._run[key] = _pass_alone(adapter, self._stream)
         known = self._run[key]
-        alike = adapter.settings.temperature == 1
+        alike = adapter.settings.output_temperature == 1
         if isinstance(adapter, Erm | BatchNormOnly) and alike:  # nothing comes after it
             return known.outcome
         outcome = run_online(adapter, self._stream, told=known.told)

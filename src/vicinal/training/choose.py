@@ -226,7 +226,7 @@ def _collect(final: Row, doubt: float | None, others: Sequence[Row]) -> dict[str
 
 def sureness(temperature: float) -> dict[str, float]:
     """Return the option that a fitted temperature makes; where none was fitted, none."""
-    return {} if temperature == 1 else {"temperature": temperature}
+    return {} if temperature == 1 else {"output_temperature": temperature}
 
 
 def _marked(rows: Sequence[Row], near: float) -> list[Row]:
