@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.adapters.contract import METHODS, Adapter, adapt
+from vicinal.adapters.contract import Adapter
+from vicinal.adapters.methods import METHODS, adapt
 from vicinal.checkpoint import Trained
 from vicinal.errors import VicinalError
 from vicinal.functional.peers_consistency import feature_moments

@@ -28,8 +28,9 @@ import torch
 from torch import Tensor, nn
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.adapters.contract import METHODS, Adapter, adapt
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.guard import Guarded
+from vicinal.adapters.methods import METHODS, adapt
 from vicinal.benchmarks.peers import TRAINED_FOR
 from vicinal.benchmarks.place import step_sizes_in
 from vicinal.benchmarks.plan import FIXED

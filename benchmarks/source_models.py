@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.benchmarks.prepare import TrainRequest, load_for, prepare_training
 from vicinal.checkpoint import Trained
 from vicinal.data.augment import Augment

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vicinal import graphs
-from vicinal.adapters.contract import METHODS
+from vicinal.adapters.methods import METHODS
 from vicinal.graphs import Branch, Recorder, overwritten, suited
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

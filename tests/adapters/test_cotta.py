@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import vicinal.adapters.cotta  # noqa: F401  registers the method
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.data.augment import Augment
 from vicinal.data.augmix import AugMix
 from vicinal.errors import ConfigError

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vicinal.adapters.contract import METHODS, adapt
 from vicinal.adapters.eata import fisher_information
+from vicinal.adapters.methods import METHODS, adapt
 from vicinal.checkpoint import load, save
 from vicinal.errors import AdapterError, ConfigError
 

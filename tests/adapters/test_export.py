@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.adapters.contract import adapt
 from vicinal.adapters.export import program, save_onnx, save_program
 from vicinal.adapters.guard import Guarded
+from vicinal.adapters.methods import adapt
 from vicinal.adapters.statistics import KINDS
 from vicinal.errors import AdapterError
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from vicinal.adapters import passes
-from vicinal.adapters.contract import Adapter, adapt
+from vicinal.adapters.contract import Adapter
+from vicinal.adapters.methods import adapt
 from vicinal.errors import ConfigError
 
 LR = 1e-2

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vicinal import graphs
 from vicinal.adapters import fused_norm, norm_kernels
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.adapters.norm_kernels import NAMES
 from vicinal.checkpoint import Trained
 from vicinal.models.classifier import Classifier

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.adapters.contract import Adapter, adapt
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.guard import GuardConfig, Guarded
+from vicinal.adapters.methods import adapt
 from vicinal.adapters.reference import Reference
 from vicinal.adapters.snapshots import restore, scale_step, take
 from vicinal.adapters.watch import Limits, Signs, Watch, illness

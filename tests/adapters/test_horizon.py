@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from vicinal.adapters import passes
-from vicinal.adapters.contract import Adapter, Settings, adapt
+from vicinal.adapters.contract import Adapter, Settings
+from vicinal.adapters.methods import adapt
 from vicinal.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import vicinal.adapters.lame  # noqa: F401  files the method
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.errors import AdapterError, ConfigError
 from vicinal.functional.peers_prototypes import smoothed_assignments
 

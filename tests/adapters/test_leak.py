@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.adapters.contract import METHODS, adapt
+from vicinal.adapters.methods import METHODS, adapt
 from vicinal.checkpoint import Trained
 from vicinal.data.domains import Domain, DomainSet, assign_roles
 from vicinal.data.streams import Stream, label_shift_order, online_order

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vicinal.adapters.contract import adapt
 from vicinal.adapters.memo import MemoSettings
+from vicinal.adapters.methods import adapt
 from vicinal.data.augment import Augment
 from vicinal.data.augmix import AugMix
 from vicinal.errors import ConfigError

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import vicinal
 from vicinal.adapters import persist
-from vicinal.adapters.contract import METHODS, adapt
 from vicinal.adapters.guard import GuardConfig, Guarded
+from vicinal.adapters.methods import METHODS, adapt
 from vicinal.adapters.persist import load_adapter
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.adapters.watch import Limits

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import vicinal.adapters.pl  # noqa: F401  registers the method
-from vicinal.adapters.contract import METHODS, adapt
+from vicinal.adapters.methods import METHODS, adapt
 from vicinal.data.augment import Augment
 from vicinal.errors import ConfigError
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.errors import AdapterError
 from vicinal.functional.inference import prior
 from vicinal.functional.labels import hard_labels, neighbor_draws, neighbor_labels

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.adapters.contract import Adapter, Settings, adapt
+from vicinal.adapters.contract import Adapter, Settings
+from vicinal.adapters.methods import adapt
 from vicinal.errors import ConfigError
 
 

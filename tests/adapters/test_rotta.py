@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import vicinal.adapters.rotta  # noqa: F401  registers the method
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.data.augment import Augment
 from vicinal.errors import ConfigError
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import vicinal.adapters.sar  # noqa: F401  registers the method
-from vicinal.adapters.contract import METHODS, adapt
+from vicinal.adapters.methods import METHODS, adapt
 from vicinal.errors import AdapterError, ConfigError
 
 CLOSE = {"rtol": 1e-7, "atol": 1e-7}

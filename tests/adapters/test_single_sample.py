@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import vicinal.adapters.single_sample  # noqa: F401  files the method
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError
 from vicinal.models.auxiliary import as_extras

@@ -9,8 +9,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from vicinal.adapters.contract import adapt
 from vicinal.adapters.layers import running
+from vicinal.adapters.methods import adapt
 from vicinal.adapters.statistics import KINDS, StatisticsConfig
 from vicinal.data.augment import Augment
 from vicinal.errors import ConfigError

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import vicinal.adapters.t3a  # noqa: F401  files the method
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.errors import ConfigError
 
 CLOSE = {"rtol": 1e-6, "atol": 1e-6}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import vicinal.adapters.tast
 import vicinal.adapters.tast_bn  # noqa: F401  files the methods
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.data.augment import Augment
 from vicinal.errors import AdapterError, ConfigError
 

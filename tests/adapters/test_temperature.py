@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vicinal.adapters.contract import METHODS, adapt, told
 from vicinal.adapters.guard import Guarded
+from vicinal.adapters.methods import METHODS, adapt, told
 from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError, ConfigError
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import vicinal.adapters.tsd  # noqa: F401  files the method
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.data.augment import Augment
 from vicinal.errors import ConfigError
 

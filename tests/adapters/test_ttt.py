@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import vicinal.adapters.ttt  # noqa: F401  registers the method
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.data.augment import Augment
 from vicinal.errors import AdapterError, ConfigError
 

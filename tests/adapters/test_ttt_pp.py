@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import vicinal.adapters.ttt_pp  # noqa: F401  registers the method
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.data.augment import Augment
 from vicinal.errors import AdapterError, ConfigError
 

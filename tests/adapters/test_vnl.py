@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, relu
 
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.adapters.vnl import VnlSettings
 from vicinal.errors import AdapterError, ConfigError
 

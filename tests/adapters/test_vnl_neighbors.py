@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vicinal.adapters.contract import Settings, adapt, told
+from vicinal.adapters.contract import Settings
+from vicinal.adapters.methods import adapt, told
 from vicinal.adapters.vnl import VnlSettings
 from vicinal.errors import ConfigError
 

@@ -5,7 +5,7 @@ from types import ModuleType
 import pytest
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.adapters.contract import METHODS
+from vicinal.adapters.methods import METHODS
 from vicinal.benchmarks.peers import (
     TRAINED_FOR,
     Comparison,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.adapters.contract import METHODS
+from vicinal.adapters.methods import METHODS
 from vicinal.benchmarks.plan import Plan, key_of, plan
 from vicinal.benchmarks.spec import Row, Setting, Spec, load_spec
 from vicinal.data.augmix import AugMix

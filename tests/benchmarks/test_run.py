@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.benchmarks import workers
 from vicinal.benchmarks.jobs import ChooseJob, TeachJob, TrainJob
 from vicinal.benchmarks.place import CHOICE, MODEL, TAUGHT, Place, step_sizes_in, write_json

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.checkpoint import load
 from vicinal.data.files import list_images
 from vicinal.data.images import decode_all

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from vicinal.adapters.contract import METHODS
+from vicinal.adapters.methods import METHODS
 from vicinal.adapters.statistics import KINDS
 from vicinal.checkpoint import read_tensors, write_tensors
 from vicinal.data.splits import STORED

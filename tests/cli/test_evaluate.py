@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from vicinal.adapters.contract import METHODS, adapt, servable
+from vicinal.adapters.methods import METHODS, adapt, servable
 from vicinal.checkpoint import load
 from vicinal.data.load import load_dataset
 from vicinal.evaluation.record import Record, read_records

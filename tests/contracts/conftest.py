@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.adapters.contract import METHODS, Adapter, adapt
+from vicinal.adapters.contract import Adapter
+from vicinal.adapters.methods import METHODS, adapt
 from vicinal.checkpoint import Trained
 from vicinal.functional.peers_consistency import feature_moments
 from vicinal.models.auxiliary import as_extras, projection_head, rotation_head

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vicinal.adapters.contract import METHODS, Adapter
+from vicinal.adapters.contract import Adapter
+from vicinal.adapters.methods import METHODS
 from vicinal.adapters.statistics import KINDS
 from vicinal.checkpoint import Trained
 from vicinal.data.augment import Augment

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vicinal import graphs
-from vicinal.adapters.contract import METHODS
+from vicinal.adapters.methods import METHODS
 from vicinal.checkpoint import Trained
 from vicinal.types import Head
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, adapt
+from vicinal.adapters.contract import Adapter
+from vicinal.adapters.methods import adapt
 from vicinal.data import feeding
 from vicinal.data.pixels import Chain, Pixels
 from vicinal.data.streams import (

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.checkpoint import Trained
 from vicinal.errors import DataError
 from vicinal.evaluation.folder import Prediction, adapted, predict_folder, write_predictions

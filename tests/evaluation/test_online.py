@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.adapters.contract import Adapter, adapt
+from vicinal.adapters.contract import Adapter
+from vicinal.adapters.methods import adapt
 from vicinal.checkpoint import Trained
 from vicinal.data.streams import Stream
 from vicinal.errors import DataError

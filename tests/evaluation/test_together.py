@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.adapters.contract import METHODS, adapt
+from vicinal.adapters.methods import METHODS, adapt
 from vicinal.checkpoint import Trained
 from vicinal.data.augment import Augment
 from vicinal.data.streams import Stream

@@ -12,8 +12,8 @@ import torchvision
 from torch import Tensor, nn
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.adapters.contract import adapt
 from vicinal.adapters.guard import Guarded
+from vicinal.adapters.methods import adapt
 from vicinal.errors import AdapterError, ConfigError, UnknownNameError
 from vicinal.models.wrap import Wrapped, find_head, logits_of, unwrapped
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from vicinal.adapters.contract import METHODS
+from vicinal.adapters.methods import METHODS
 from vicinal.report.methods import index_page, method_page
 
 DOCS = Path(__file__).parents[2] / "docs" / "methods"

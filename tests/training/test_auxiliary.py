@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import vicinal.adapters.ttt
 import vicinal.adapters.ttt_pp  # noqa: F401  register the methods
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.checkpoint import load, save
 from vicinal.data.augment import Augment
 from vicinal.data.domains import LabelledImages, SourceDomain

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.adapters.contract import METHODS, adapt, configure
+from vicinal.adapters.methods import METHODS, adapt, configure
 from vicinal.adapters.vnl import Vnl, VnlSettings
 from vicinal.checkpoint import Trained
 from vicinal.data.domains import SourceDomain

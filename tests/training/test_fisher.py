@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import vicinal.adapters  # noqa: F401  files the methods
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.checkpoint import Trained, load, save
 from vicinal.data.domains import SourceDomain
 from vicinal.training.config import TrainConfig

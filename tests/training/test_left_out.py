@@ -11,7 +11,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from vicinal.adapters.contract import METHODS, adapt
+from vicinal.adapters.methods import METHODS, adapt
 from vicinal.adapters.vnl import Vnl, VnlSettings
 from vicinal.checkpoint import Trained
 from vicinal.data.domains import LabelledImages, SourceDomain

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vicinal import graphs
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.benchmarks.bench.cases import episode_batches, learner_of, random_images, random_trained
 from vicinal.benchmarks.bench.scale import Shape
 from vicinal.graphs import Recorder

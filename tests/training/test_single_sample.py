@@ -11,7 +11,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import cross_entropy
 
 import vicinal.adapters.single_sample  # noqa: F401  files the method
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.checkpoint import load
 from vicinal.data.episodes import Batch
 from vicinal.models.backbones import build_classifier, preprocessing_for

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.checkpoint import Trained, load, read_tensors, taught_of
 from vicinal.data import pixels
 from vicinal.data.digits import load_digits_domains

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Predict, Settings, Traits, register
+from vicinal.adapters.contract import Adapter, Predict, Settings
+from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import optimizer_for, take_step
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.adapters.teacher import STRONG_VIEW, Follower, report

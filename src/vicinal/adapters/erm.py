@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Settings, Traits, register
+from vicinal.adapters.contract import Adapter, Settings
+from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import predict
 from vicinal.adapters.statistics import StatisticsConfig
 

@@ -2,8 +2,9 @@
 
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Traits, register
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.labeler import StreamLabeler
+from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import as_logits, predict
 from vicinal.adapters.vnl import VnlSettings, fitted
 from vicinal.checkpoint import Trained

@@ -4,7 +4,8 @@ import copy
 
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Settings, Traits, register
+from vicinal.adapters.contract import Adapter, Settings
+from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import as_logits, optimizer_for, predict, train_on_labels
 from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError

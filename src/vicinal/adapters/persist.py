@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vicinal.adapters.contract import BARE, METHODS, Adapter, Method, Settings, bare
+from vicinal.adapters.contract import Adapter, Settings
 from vicinal.adapters.guard import GuardConfig, Guarded
+from vicinal.adapters.methods import BARE, METHODS, Method, bare
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.adapters.watch import Limits
 from vicinal.checkpoint import Trained, packed, read_tensors, unpacked, write_tensors

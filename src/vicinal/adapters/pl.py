@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Predict, Settings, Traits, register
+from vicinal.adapters.contract import Adapter, Predict, Settings
+from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import optimizer_for, update_and_predict
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.adapters.steps import labelling

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.adapters.contract import Adapter, Traits, register
+from vicinal.adapters.contract import Adapter
+from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import predict
 from vicinal.adapters.supports import SupportSettings, add, one_hot, seed
 from vicinal.checkpoint import Trained

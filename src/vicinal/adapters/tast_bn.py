@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Parameters, Predict, Traits, register
+from vicinal.adapters.contract import Adapter, Parameters, Predict
+from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import as_logits, look, optimizer_for, take_step
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.adapters.supports import SupportSettings, add, one_hot

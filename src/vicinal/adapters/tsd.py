@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.adapters.contract import Adapter, Traits, register
+from vicinal.adapters.contract import Adapter
+from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import look, optimizer_for, update_and_predict
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.adapters.supports import SupportSettings, add, one_hot, seed

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from vicinal.adapters.contract import Adapter, Parameters, Settings, Traits, register
+from vicinal.adapters.contract import Adapter, Parameters, Settings
+from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import look, optimizer_for, predict, take_step
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.checkpoint import Trained

@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Parameters, Settings, Traits, register
+from vicinal.adapters.contract import Adapter, Parameters, Settings
+from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import optimizer_for, predict, take_step
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.checkpoint import Trained

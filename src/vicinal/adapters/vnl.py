@@ -17,8 +17,9 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Predict, Settings, Traits, register
+from vicinal.adapters.contract import Adapter, Predict, Settings
 from vicinal.adapters.labeler import StreamLabeler
+from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.neighborhood import Neighborhood
 from vicinal.adapters.passes import Loss, as_logits, optimizer_for, predict, update
 from vicinal.adapters.statistics import NormStatistics, StatisticsConfig

@@ -4,7 +4,8 @@ import copy
 
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Settings, Traits, register
+from vicinal.adapters.contract import Adapter, Settings
+from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.neighbor import adapt_by_phi, trained_phi
 from vicinal.adapters.passes import optimizer_for
 from vicinal.checkpoint import Trained

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.adapters.contract import METHODS, configure
+from vicinal.adapters.methods import METHODS, configure
 from vicinal.benchmarks.metric import METRICS
 from vicinal.benchmarks.options import real_options
 from vicinal.benchmarks.prepare import TrainRequest, settle

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, adapt
+from vicinal.adapters.contract import Adapter
+from vicinal.adapters.methods import adapt
 from vicinal.checkpoint import Trained
 from vicinal.data.domains import Roles, TargetDomain
 from vicinal.data.pixels import resident

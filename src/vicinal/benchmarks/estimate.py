@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from vicinal.adapters.contract import METHODS
+from vicinal.adapters.methods import METHODS
 from vicinal.benchmarks.jobs import ChooseJob, MeasureJob, TeachJob, TrainJob, WeightsJob
 from vicinal.benchmarks.place import MODEL, Place
 from vicinal.benchmarks.plan import MeasureRun, Plan, TrainRun, key_of, scales_of

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vicinal.adapters.contract import adapt
+from vicinal.adapters.methods import adapt
 from vicinal.benchmarks.compare import Result, compare
 from vicinal.benchmarks.place import (
     CHOICE,

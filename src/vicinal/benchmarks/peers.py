@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vicinal.adapters.contract import METHODS
+from vicinal.adapters.methods import METHODS
 from vicinal.benchmarks.check import check_spec
 from vicinal.benchmarks.spec import Row, Setting, Spec
 from vicinal.data.catalog import DATASETS

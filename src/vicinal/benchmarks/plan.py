@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from vicinal.adapters.contract import METHODS, configure, told
+from vicinal.adapters.methods import METHODS, configure, told
 from vicinal.benchmarks.check import EACH, domains_of
 from vicinal.benchmarks.compare import Entry
 from vicinal.benchmarks.options import real_options

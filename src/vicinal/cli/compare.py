@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vicinal.adapters.contract import METHODS
+from vicinal.adapters.methods import METHODS
 from vicinal.benchmarks.peers import Comparison, comparison_spec
 from vicinal.benchmarks.place import Place
 from vicinal.benchmarks.plan import plan

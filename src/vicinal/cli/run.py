@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from vicinal import __version__
-from vicinal.adapters.contract import METHODS, adapt, servable
 from vicinal.adapters.guard import Guarded
+from vicinal.adapters.methods import METHODS, adapt, servable
 from vicinal.benchmarks.compare import Entry, compare
 from vicinal.benchmarks.demo import (
     HINDSIGHT,

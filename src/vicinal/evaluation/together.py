@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from vicinal.adapters.bn import BatchNormOnly
-from vicinal.adapters.contract import Adapter, adapt
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.erm import Erm
+from vicinal.adapters.methods import adapt
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.data.streams import Stream
 from vicinal.evaluation.online import Outcome, Told, run_online

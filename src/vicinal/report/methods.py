@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.adapters.contract import METHODS, Method, Settings
+from vicinal.adapters.contract import Settings
+from vicinal.adapters.methods import METHODS, Method
 
 
 def index_page() -> str:

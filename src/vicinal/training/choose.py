@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vicinal.adapters.contract import METHODS, Settings, configure
+from vicinal.adapters.contract import Settings
 from vicinal.adapters.labeler import StreamLabeler
+from vicinal.adapters.methods import METHODS, configure
 from vicinal.adapters.neighborhood import Neighborhood
 from vicinal.adapters.statistics import KINDS
 from vicinal.adapters.vnl import UPDATES, Vnl, VnlSettings

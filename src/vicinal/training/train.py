@@ -12,7 +12,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from vicinal.adapters.contract import METHODS
+from vicinal.adapters.methods import METHODS
 from vicinal.checkpoint import Taught, Trained, load, save, with_taught
 from vicinal.data.domains import LabelledImages, SourceDomain
 from vicinal.data.pixels import resident

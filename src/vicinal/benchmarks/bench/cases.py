@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.adapters.contract import Adapter, adapt
+from vicinal.adapters.contract import Adapter
+from vicinal.adapters.methods import adapt
 from vicinal.benchmarks.bench.scale import Scale, Shape
 from vicinal.benchmarks.bench.timing import Work, synchronize
 from vicinal.checkpoint import Trained, packed, unpacked

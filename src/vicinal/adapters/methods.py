@@ -1,0 +1,156 @@
+"""The methods there are: registered by name, configured by options, set up on any model."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import nn
+
+from vicinal.adapters.contract import Adapter, Settings
+from vicinal.adapters.statistics import StatisticsConfig
+from vicinal.checkpoint import Trained
+from vicinal.errors import AdapterError, ConfigError
+from vicinal.models.backbones import Preprocessing
+from vicinal.models.classifier import Classifier
+from vicinal.models.wrap import Wrapped
+from vicinal.registry import Registry
+
+BARE = "somebody's own"  # the backbone of a model that was not built here
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a reader wants to know of a method before choosing it; docs/methods/README.md shows it."""
+
+    paper: str = ""  # authors and year
+    updates: str = "all parameters"
+    source_data: str = "none"  # what of the source data it needs at test time
+    training: str = "none"  # what training has to do for it
+    batch_of_one: str = "on the average over the stream"
+    norms: str = "any"  # kinds of normalization layers it works with
+    passes: str = "2 forward, 1 backward"  # for each batch, at the defaults
+
+
+@dataclass(frozen=True)
+class Method:
+    """A registered method: how to build it, what it starts from, and a line about it."""
+
+    build: type[Adapter]
+    defaults: Settings
+    summary: str
+    traits: Traits
+
+
+METHODS: Registry[Method] = Registry("method")
+A = TypeVar("A", bound=type[Adapter])
+
+
+def register(name: str, defaults: Settings, traits: Traits | None = None) -> Callable[[A], A]:
+    """Return a decorator that files an adapter under `name`; its docstring's first line is the summary."""
+
+    def file(adapter: A) -> A:
+        summary = (adapter.__doc__ or "").strip().splitlines()[0]
+        METHODS.register(name)(Method(adapter, defaults, summary, traits or Traits()))
+        return adapter
+
+    return file
+
+
+def configure(defaults: Settings, options: dict[str, Any]) -> Settings:
+    """Return the settings with the options put in; `statistics` may be just the name of a kind."""
+    known = {item.name for item in fields(defaults)}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise ConfigError(f"unknown option {', '.join(unknown)}: choose from {', '.join(sorted(known))}")
+    if isinstance(options.get("statistics"), str):
+        options = {**options, "statistics": replace(defaults.statistics, kind=options["statistics"])}
+    if options.get("predict") == "after":
+        options = {**options, "predict": "own"}
+    return replace(defaults, **options)
+
+
+def told(settings: Settings) -> dict[str, Any]:
+    """Return what tells settings apart, as plain values: a method that learns to do more keeps their name.
+
+    An option that came later is left out while it has its default, which changes nothing of what was done.
+    """
+    defaults = {item.name: item.default for item in fields(settings) if item.name in settings.later}
+    return {name: value for name, value in asdict(settings).items() if defaults.get(name, ...) != value}
+
+
+def servable(source: Trained) -> list[str]:
+    """Return the methods this model has everything for."""
+    found = []
+    for name in METHODS:
+        try:
+            adapt(source, name)
+        except AdapterError:
+            continue
+        found.append(name)
+    return found
+
+
+def adapt(
+    source: Trained | nn.Module,
+    method: str = "vnl",
+    *,
+    features: str | None = None,
+    head: str | None = None,
+    inplace: bool = False,
+    **options: Any,
+) -> Adapter:
+    """Return a live adapter of a trained model, or of any classifier.
+
+    `features` and `head` name layers of a classifier of your own where they are not found by themselves. It
+    is fed what its owner feeds it; a model of vicinal's takes images in [0, 1]. The model itself is left as
+    it is unless `inplace`. Options override what was chosen on left-out source domains, which overrides the
+    method's own defaults; another step size than the chosen one is taken as it is given.
+    """
+    entry = METHODS[method]
+    trained = source if isinstance(source, Trained) else bare(source, features, head)
+    if isinstance(source, Trained) and (features or head):
+        raise ConfigError("features and head are for models of your own: a trained one knows its layers")
+    chosen = trained.choice.get("methods", {}).get(method, {})
+    kind = options.get("statistics", entry.defaults.statistics.kind)
+    by_kind = chosen.get(kind.kind if isinstance(kind, StatisticsConfig) else kind, {})
+    void = {
+        name for name, others in entry.defaults.chosen_with.items() if not options.keys().isdisjoint(others)
+    }
+    by_kind = _as_sure({name: value for name, value in by_kind.items() if name not in void}, trained)
+    settings = configure(entry.defaults, {**entry.defaults.fallbacks(trained), **by_kind, **options})
+    try:
+        with torch.inference_mode(False):  # tensors made in that mode could never be updated
+            return entry.build(trained, settings, inplace)
+    except AdapterError:
+        if trained.backbone != BARE or entry.traits.training == "none":
+            raise
+        raise AdapterError(
+            f"method '{method}' needs a model trained by vicinal ({entry.traits.training}): "
+            "for a model of your own choose one that needs no training, as in adapt(model, 'tent')"
+        ) from None
+
+
+def _as_sure(chosen: dict[str, Any], trained: Trained) -> dict[str, Any]:
+    """Return chosen options with a temperature that was fitted to other models made one for this model.
+
+    T = T_left_out T_val / T_val,left_out, T_val the temperature on validation images of a model's own
+    domains: a model that was trained for longer, or on more, is surer of whatever it sees.
+    """
+    own, theirs = (part.get("validation_temperature") for part in (trained.provenance, trained.choice))
+    if "output_temperature" not in chosen or not own or not theirs:
+        return chosen
+    return {**chosen, "output_temperature": chosen["output_temperature"] * own / theirs}
+
+
+def bare(net: nn.Module, features: str | None = None, head: str | None = None) -> Trained:
+    """Return somebody's classifier as a trained model about which nothing else is known."""
+    if not isinstance(net, nn.Module):
+        raise AdapterError(f"expected a model, an nn.Module or what vicinal.load returns, got {net!r}")
+    if isinstance(net, Adapter):
+        raise AdapterError("this is an adapter already: adapt the model it was made of")
+    if not any(True for _ in net.parameters()):
+        raise AdapterError("this model has no parameters: there is nothing to adapt")
+    model = cast(Classifier, Wrapped(net, features, head))
+    nothing = Preprocessing(size=0, channels=model.channels or 0, mean=(), std=())
+    return Trained(model, BARE, classes=(), preprocessing=nothing, algorithm="unknown")
