@@ -388,12 +388,12 @@ def taught(trained: Trained) -> Taught:
 
 @pytest.fixture
 def taught_path(tmp_path: Path, taught: Taught) -> Path:
-    save_taught(tmp_path / "run" / "taught.safetensors", taught)
+    save_taught(tmp_path / "run" / "taught.safetensors", taught, "mine")
     return tmp_path / "run" / "taught.safetensors"
 
 
 def test_what_was_taught_comes_back_and_is_small(taught: Taught, taught_path: Path, path: Path) -> None:
-    found = load_taught(taught_path)
+    found = load_taught(taught_path, "mine")
     for part in ("anchor_phi", "predict_phi"):
         before, after = getattr(taught, part), getattr(found, part)
         assert after.shape == before.shape
@@ -413,7 +413,7 @@ def test_a_model_given_what_was_taught_is_as_if_it_had_been_taught_itself(
     save(tmp_path / "one.safetensors", with_taught(trained, taught))
     bare = replace(trained, anchor_phi=None, predict_phi=None, choice={})
     assert taught_of(bare) is None
-    save(tmp_path / "other.safetensors", with_taught(bare, load_taught(taught_path)))
+    save(tmp_path / "other.safetensors", with_taught(bare, load_taught(taught_path, "mine")))
     assert (tmp_path / "other.safetensors").read_bytes() == (tmp_path / "one.safetensors").read_bytes()
     found = load(tmp_path / "other.safetensors")
     assert (found.choice, found.config) == (CHOICE, {**trained.config, "out_of_fold": taught.out_of_fold})
@@ -424,17 +424,28 @@ def test_a_model_given_what_was_taught_is_as_if_it_had_been_taught_itself(
 def test_a_cut_off_file_of_what_was_taught_is_refused(taught_path: Path, keep: int) -> None:
     taught_path.write_bytes(taught_path.read_bytes()[:keep])
     with pytest.raises(CheckpointError, match="damaged, or not a safetensors file") as caught:
-        load_taught(taught_path)
+        load_taught(taught_path, "mine")
     one_line(caught, taught_path)
 
 
 def test_neither_kind_of_file_is_taken_for_the_other(path: Path, taught_path: Path) -> None:
     with pytest.raises(CheckpointError, match="does not hold what left-out domains taught") as caught:
-        load_taught(path)
+        load_taught(path, "mine")
     one_line(caught, path)
     with pytest.raises(CheckpointError, match="holds what left-out domains taught, not the model") as caught:
         load(taught_path)
     one_line(caught, taught_path)
+
+
+def test_what_was_taught_for_another_model_is_refused(taught_path: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"for another model \(mine, not another\): remove it"
+    ) as caught:
+        load_taught(taught_path, "another")
+    one_line(caught, taught_path)
+    rewrite(taught_path, lambda tensors, header: header.pop("of"))
+    with pytest.raises(CheckpointError, match="nobody knows which"):
+        load_taught(taught_path, "mine")
 
 
 FOREIGN: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
@@ -451,7 +462,7 @@ FOREIGN: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
 def test_a_foreign_file_of_what_was_taught_is_refused(taught_path: Path, what: str) -> None:
     rewrite(taught_path, FOREIGN[what])
     with pytest.raises(CheckpointError, match="format 99" if "format" in what else "disagree") as caught:
-        load_taught(taught_path)
+        load_taught(taught_path, "mine")
     one_line(caught, taught_path)
 
 
@@ -459,7 +470,7 @@ def test_a_foreign_file_of_what_was_taught_is_refused(taught_path: Path, what: s
 def test_what_was_taught_is_written_whole_or_not_at_all(tmp_path: Path, taught: Taught, how: str) -> None:
     file = tmp_path / "taught.safetensors"
     with failing(how), pytest.raises(CheckpointError, match="could not be written"):
-        save_taught(file, taught)
+        save_taught(file, taught, "mine")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -140,19 +140,25 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
         return unpacked(header, tensors, device)
 
 
-def save_taught(path: Path, taught: Taught) -> None:
-    """Write what left-out domains taught as a file of its own: it can go where a model is too large to go."""
+def save_taught(path: Path, taught: Taught, of: str) -> None:
+    """Write what left-out domains taught as a file of its own: it can go where a model is too large to go.
+
+    `of` says which model it was taught for; whoever loads the file has to know.
+    """
     nets = {"anchor_phi": taught.anchor_phi, "predict_phi": taught.predict_phi}
     header = {"choice": taught.choice, "out_of_fold": taught.out_of_fold, "versions": versions()}
     header["nets"] = {part: net.shape for part, net in nets.items()}
-    write_tensors(path, _tensors(nets), {"kind": "taught", **header})
+    write_tensors(path, _tensors(nets), {"kind": "taught", "of": of, **header})
 
 
-def load_taught(path: Path, device: str | torch.device = "cpu") -> Taught:
-    """Return what left-out domains taught, from a file of its own."""
+def load_taught(path: Path, of: str, device: str | torch.device = "cpu") -> Taught:
+    """Return what left-out domains taught for a model, from a file of its own."""
     tensors, header = read_tensors(path)
     if header.get("kind") != "taught":
         raise CheckpointError(f"{path}: does not hold what left-out domains taught: remove it")
+    if header.get("of") != of:
+        whose = header.get("of", "nobody knows which")
+        raise CheckpointError(f"{path}: was taught for another model ({whose}, not {of}): remove it")
     with _agreeing(path):
         nets = {part: net.to(device).eval() for part, net in _nets(header["nets"], tensors).items()}
         return Taught(**nets, choice=header["choice"], out_of_fold=header["out_of_fold"])

@@ -45,10 +45,13 @@ def test_no_temperature_at_all_is_refused(temperature: Any, make_source: MakeSou
         ("soft", {"statistics": "stream"}, True),
         ("soft", {"horizon": 100.0}, True),
         ("soft", {"lr": 1e-3}, False),
+        ("soft", {"lr": 1e-4}, True),
+        ("soft", {"predict": "own"}, True),
         ("vnl", {"seed": 3}, True),
         ("vnl", {"lr": 1e-3}, False),
         ("vnl", {"update": "none"}, False),
         ("vnl", {"predict": "own"}, False),
+        ("vnl", {"predict": "labels"}, True),
         ("vnl", {"predict": "own", "output_temperature": 3.0}, False),
     ],
 )
@@ -75,17 +78,3 @@ def test_what_it_was_before_keeps_its_name() -> None:
     for method in METHODS:
         assert "output_temperature" not in told(METHODS[method].defaults)
     assert told(replace(METHODS["tent"].defaults, output_temperature=2.0))["output_temperature"] == 2.0
-
-
-@pytest.mark.parametrize(("own", "theirs", "found"), [(0.9, 0.6, 3.0), (None, 0.6, 2.0), (0.9, None, 2.0)])
-def test_a_model_that_is_surer_of_its_own_domains_has_a_higher_one(
-    own: float | None, theirs: float | None, found: float, make_source: MakeSource
-) -> None:
-    choice = {"methods": {"soft": {"batch": {"lr": 1e-4, "output_temperature": 2.0}}}}
-    source = replace(
-        make_source(),
-        choice=choice if theirs is None else {**choice, "validation_temperature": theirs},
-        provenance={} if own is None else {"validation_temperature": own},
-    )
-    assert adapt(source, "soft").settings.output_temperature == pytest.approx(found)
-    assert adapt(source, "soft", output_temperature=1.5).settings.output_temperature == 1.5

@@ -8,7 +8,7 @@ import torch
 
 import vicinal.adapters  # noqa: F401  fills the registry
 from vicinal.benchmarks.estimate import Cost, Estimate, estimate, needed_weights, net_of, passes_of
-from vicinal.benchmarks.place import MODEL, TAUGHT, Place
+from vicinal.benchmarks.place import CHOICE, MODEL, TAUGHT, Place
 from vicinal.benchmarks.plan import plan
 from vicinal.benchmarks.spec import Row, Setting, Spec
 from vicinal.models.backbones import build_classifier, preprocessing_for
@@ -71,7 +71,8 @@ def test_what_was_taught_already_costs_nothing_again(tmp_path: Path) -> None:
     assert (teaching.trainings, teaching.left_out, teaching.step_sizes, teaching.measurements) == (0, 3, 1, 0)
     assert teaching.disk == pytest.approx(whole.disk * 3 / 5)
     place.model(chooser.key).mkdir(parents=True)
-    (place.model(chooser.key) / TAUGHT).touch()
+    for name in (TAUGHT, CHOICE):
+        (place.model(chooser.key) / name).touch()
     # The step size is still to be chosen: on left-out models that are not here, unless some are.
     rest = of(once, tmp_path)
     assert (rest.trainings, rest.left_out, rest.step_sizes) == (2, 3, 1)

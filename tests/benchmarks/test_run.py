@@ -17,7 +17,7 @@ import torch
 
 from vicinal.adapters.methods import adapt
 from vicinal.benchmarks import workers
-from vicinal.benchmarks.jobs import ChooseJob, TeachJob, TrainJob
+from vicinal.benchmarks.jobs import ChooseJob, TeachJob, TrainJob, _with_choice
 from vicinal.benchmarks.place import CHOICE, MODEL, TAUGHT, Place, step_sizes_in, write_json
 from vicinal.benchmarks.plan import Plan, plan
 from vicinal.benchmarks.prepare import roles_for
@@ -34,12 +34,13 @@ from vicinal.benchmarks.run import (
 from vicinal.benchmarks.spec import Row, Setting, Spec, load_spec
 from vicinal.benchmarks.store import Store
 from vicinal.benchmarks.workers import Desk
-from vicinal.checkpoint import load, read_tensors
+from vicinal.checkpoint import Trained, load, read_tensors
 from vicinal.cli.reproduce import notes_of
 from vicinal.data.streams import StreamSpec, make_stream
-from vicinal.errors import DataError
+from vicinal.errors import CheckpointError, DataError
 from vicinal.evaluation.example import Example, load_examples
 from vicinal.evaluation.online import run_online
+from vicinal.models.backbones import Preprocessing, build_classifier
 from vicinal.training.loop import StoppedError
 from vicinal.training.progress import StopRequest
 
@@ -318,6 +319,21 @@ def test_a_benchmark_goes_on_elsewhere_with_what_was_taught_alone(tmp_path: Path
     assert taught.read_bytes() == small[f"{first}/{TAUGHT}"]
     assert trained_in(carried) == {first, second}
 
+    # What was tried is in what was taught, should its own file be gone.
+    choice = carried.model(first) / CHOICE
+    choice.unlink()
+    assert not TeachJob(every.trainings[0], carried).done
+    TeachJob(every.trainings[0], carried)(Desk("cpu", StopRequest(), lambda message: None))
+    assert json.loads(choice.read_text()) == json.loads(small[f"{first}/{CHOICE}"])
+    assert trained_in(carried) == {first, second}
+
+    # What was taught for another model is none of this one's.
+    taught.write_bytes(small[f"{first}/{TAUGHT}"].replace(first.encode(), second.encode()))
+    (job,) = [TrainJob(run, carried) for run in every.trainings if run.key == first]
+    with pytest.raises(CheckpointError, match="for another model"):
+        job._train(carried.model(first), Desk("cpu", StopRequest(), lambda message: None))
+    taught.write_bytes(small[f"{first}/{TAUGHT}"])
+
     # A new row needs a step size: left-out models are trained for it, and nothing else is made anew.
     failures, said = heard([(every, carried)])
     assert failures == []
@@ -326,6 +342,33 @@ def test_a_benchmark_goes_on_elsewhere_with_what_was_taught_alone(tmp_path: Path
     assert any(name.startswith("on-") for name in trained_in(carried))
     assert lines(carried.out) == lines(whole.out)
     assert tried_in(carried) == tried_in(whole)
+
+
+def test_a_damaged_file_is_said_before_anything_is_done(tmp_path: Path) -> None:
+    every, place = plan(load_spec(TINY)), Place(tmp_path)
+    (run, *_) = [run for run in every.trainings if run.request.out_of_fold is not None]
+    (place.model(run.key) / "step_sizes").mkdir(parents=True)
+    for name, content in (("choice.json", '{"tried": ['), ("step_sizes/soft.json", "[]")):
+        path = place.model(run.key) / name
+        path.write_text(content)
+        with pytest.raises(DataError, match=f"{name}: damaged .*; remove it") as caught:
+            run_plans([(every, place)], ["cpu"], lambda *step: pytest.fail("began"))
+        assert "\n" not in str(caught.value)
+        path.unlink()
+    assert not (tmp_path / "records.jsonl").exists()
+
+
+def test_a_temperature_goes_with_the_options_it_was_chosen_under(tmp_path: Path) -> None:
+    (run, *_) = plan(load_spec(TINY)).trainings
+    preprocessing = Preprocessing(8, 1, (0.5,), (0.25,))
+    model = build_classifier("small", 3, preprocessing=preprocessing).eval()
+    trained = Trained(model, "small", ("a", "b", "c"), preprocessing, "erm")
+    job = ChooseJob(run, "tent", "batch", Place(tmp_path), {"predict": "before"})
+    job.path.parent.mkdir(parents=True)
+    job.path.write_text(json.dumps({"batch": [{"lr": 1e-3, "temperature": 1.7, "chosen": True}]}))
+    chosen = _with_choice(trained, job)
+    assert adapt(chosen, "tent", predict="before").settings.output_temperature == 1.7
+    assert adapt(chosen, "tent", predict="own").settings.output_temperature == 1.0
 
 
 # --- Runs in processes, killed and not ----------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 import vicinal.adapters  # noqa: F401  fills the registry
 from vicinal.benchmarks.jobs import ChooseJob, MeasureJob, TeachJob, TrainJob, WeightsJob
-from vicinal.benchmarks.place import MODEL, TAUGHT, Place
+from vicinal.benchmarks.place import CHOICE, MODEL, TAUGHT, Place
 from vicinal.benchmarks.plan import plan
 from vicinal.benchmarks.schedule import Failure, Job, Shift, Task, make_tasks
 from vicinal.benchmarks.spec import Row, Setting, Spec
@@ -242,7 +242,8 @@ def bring_along(folder: Path, spec: Spec, *, but: str = "") -> None:
     for task in make_tasks(plan(spec), place, (), teach=True):
         if isinstance(task.job, TeachJob):
             (place.model(task.job.run.key) / "step_sizes").mkdir(parents=True)
-            (place.model(task.job.run.key) / TAUGHT).touch()
+            for name in (TAUGHT, CHOICE):
+                (place.model(task.job.run.key) / name).touch()
         elif isinstance(task.job, ChooseJob) and task.job.method != but:
             task.job.path.write_text(f'{{"{task.job.kind}": [{{"lr": 0.1, "chosen": true}}]}}')
 

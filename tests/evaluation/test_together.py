@@ -1,5 +1,6 @@
 """Methods that share a pass predict as each does alone, and the pass is run once."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -120,3 +121,22 @@ def test_the_time_of_the_pass_counts_for_each(
     passes = Passes([pass_of(adapter) for adapter in every], stream)
     seconds = [passes.run(adapter).seconds for adapter in every]
     assert seconds == [len(stream), 2 * len(stream), len(stream)]
+
+
+def test_a_temperature_is_each_methods_own(source: Trained, stream: Stream, count: list[int]) -> None:
+    rule = {"lr": 1e-4, "output_temperature": 5.0}
+    warm = replace(source, choice={"methods": {"bn": {"source": rule}}})
+    made = [
+        adapt(warm, "erm"),
+        adapt(warm, "bn", statistics="source", output_temperature=1.0),
+        adapt(warm, "bn", statistics="source"),
+        adapt(warm, "erm", output_temperature=2.0),
+    ]
+    expected = [run_online(adapter, stream).probabilities for adapter in made]
+    for adapter in made:
+        adapter.reset()
+    passes = Passes([pass_of(adapter) for adapter in made], stream)
+    count[0] = 0
+    for adapter, alone in zip(made, expected, strict=True):
+        torch.testing.assert_close(passes.run(adapter).probabilities, alone)
+    assert count[0] == len(list(stream.batches("cpu")))

@@ -114,10 +114,9 @@ def adapt(
     chosen = trained.choice.get("methods", {}).get(method, {})
     kind = options.get("statistics", entry.defaults.statistics.kind)
     by_kind = chosen.get(kind.kind if isinstance(kind, StatisticsConfig) else kind, {})
-    void = {
-        name for name, others in entry.defaults.chosen_with.items() if not options.keys().isdisjoint(others)
-    }
-    by_kind = _as_sure({name: value for name, value in by_kind.items() if name not in void}, trained)
+    changed = {name for name, value in options.items() if by_kind.get(name, _default(entry, name)) != value}
+    void = {name for name, others in entry.defaults.chosen_with.items() if not changed.isdisjoint(others)}
+    by_kind = {name: value for name, value in by_kind.items() if name not in void}
     settings = configure(entry.defaults, {**entry.defaults.fallbacks(trained), **by_kind, **options})
     try:
         with torch.inference_mode(False):  # tensors made in that mode could never be updated
@@ -131,16 +130,8 @@ def adapt(
         ) from None
 
 
-def _as_sure(chosen: dict[str, Any], trained: Trained) -> dict[str, Any]:
-    """Return chosen options with a temperature that was fitted to other models made one for this model.
-
-    T = T_left_out T_val / T_val,left_out, T_val the temperature on validation images of a model's own
-    domains: a model that was trained for longer, or on more, is surer of whatever it sees.
-    """
-    own, theirs = (part.get("validation_temperature") for part in (trained.provenance, trained.choice))
-    if "output_temperature" not in chosen or not own or not theirs:
-        return chosen
-    return {**chosen, "output_temperature": chosen["output_temperature"] * own / theirs}
+def _default(entry: Method, name: str) -> Any:
+    return getattr(entry.defaults, name, None)
 
 
 def bare(net: nn.Module, features: str | None = None, head: str | None = None) -> Trained:

@@ -28,6 +28,7 @@ struct Sums { float centred, mean, row, total; };  // over the features: squares
 struct Answer { float step, beta, spread; };  // of phi's net, of a class; the logarithm of the spread
 struct Weights { float weights, labels, square; };  // of a class, over the images
 struct alignas(16) Four { float of[4]; };  // read at once
+static_assert(EVIDENCE % 4 == 0, "rows of phi's net are whole Fours");
 struct Many { float of[MANY]; };  // the same of so many classes, side by side
 
 struct Block {  // what its threads share

@@ -74,7 +74,8 @@ class TeachJob:
     @property
     def done(self) -> bool:
         """Whether what was taught is there, here or from elsewhere."""
-        return (self.place.model(self.run.key) / TAUGHT).exists()
+        folder = self.place.model(self.run.key)
+        return (folder / TAUGHT).exists() and (folder / CHOICE).exists()
 
     def __call__(self, desk: Desk) -> None:
         """Go on with what is there of the left-out models."""
@@ -82,12 +83,17 @@ class TeachJob:
         with lock(folder):
             if self.done:  # by somebody else, who held the lock
                 return
-            taught = taught_of(load(folder)) if self.in_model else None
-            taught = taught or self._teach(desk)
+            taught = self._known(folder) or self._teach(desk)
             folder.mkdir(exist_ok=True)
             _remove(folder, ".*.part")
             write_json(folder / CHOICE, {"tried": taught.choice["table"]})
-            save_taught(folder / TAUGHT, taught)  # the last, since with it the job is done
+            save_taught(folder / TAUGHT, taught, self.run.key)  # the last, since with it the job is done
+
+    def _known(self, folder: Path) -> Taught | None:
+        """Return what is there of it already, in its file or in the model."""
+        if (folder / TAUGHT).exists():
+            return load_taught(folder / TAUGHT, self.run.key)
+        return taught_of(load(folder)) if self.in_model else None
 
     def _teach(self, desk: Desk) -> Taught:
         ready = _prepared(self.run, self.place, desk)
@@ -126,7 +132,8 @@ class TrainJob:
 
     def _train(self, folder: Path, desk: Desk) -> None:
         # Read first: hours of training are not for finding out that the file is damaged.
-        taught = None if self.run.request.out_of_fold is None else load_taught(folder / TAUGHT, desk.device)
+        wanted = self.run.request.out_of_fold is not None
+        taught = load_taught(folder / TAUGHT, self.run.key, desk.device) if wanted else None
         ready = _prepared(self.run, self.place, desk)
         train(
             ready.spec,
@@ -243,7 +250,8 @@ class MeasureJob:
             return trained
         path = self.place.model(key) / TAUGHT
         # All that were asked for are kept: they are small, and rows come in any order.
-        return with_taught(trained, desk.keep(f"taught by {key}", "", lambda: load_taught(path, desk.device)))
+        taught = desk.keep(f"taught by {key}", "", lambda: load_taught(path, key, desk.device))
+        return with_taught(trained, taught)
 
 
 def weights_of(run: TrainRun) -> WeightsJob | None:
@@ -284,7 +292,9 @@ def _with_choice(trained: Trained, choice: ChooseJob | None) -> Trained:
     """Return the model with the step size that the left-out streams chose."""
     if choice is None or choice.chosen is None:
         return trained
-    methods = {**trained.choice.get("methods", {}), choice.method: {choice.kind: choice.chosen}}
+    # With what it was chosen under: who asks for just that asks for no other rule.
+    chosen = {**choice.given, **choice.chosen}
+    methods = {**trained.choice.get("methods", {}), choice.method: {choice.kind: chosen}}
     return replace(trained, choice={**trained.choice, "methods": methods})
 
 
@@ -325,19 +335,28 @@ def labelled(record: Record, run: MeasureRun, trained: Trained) -> Record:
 
 def _selection(run: MeasureRun) -> str:
     """Return in words what was chosen where."""
+    also = " and temperature" if _calibrated(run) else ""
     if run.entry.method in OUT_OF_FOLD:
-        how = "rule and step size on left-out source domains"
+        how = f"rule and step size{also} on left-out source domains"
     elif run.chooses and run.entry.method in FIXED:
         how = "temperature on left-out source domains"
     elif run.chooses:
         multiples = ", ".join(f"{scale:g}" for scale in run.about["step_sizes"])
-        how = f"step size on left-out source domains, {multiples} times the method's own"
+        how = f"step size{also} on left-out source domains, {multiples} times the method's own"
     elif "lr" in run.entry.options:
         how = "step size given"
     else:
         how = "nothing else" if run.entry.method in FIXED else "the method's own step size"
     of = "" if run.chooser is None else ", by the left-out models of seed 0"
     return f"model on source validation images; {how}{of}"
+
+
+def _calibrated(run: MeasureRun) -> bool:
+    """Return whether its temperature was chosen: `labels` have that of their phi."""
+    trained: dict[str, Any] = run.about.get("chooser") or run.about["training"]
+    left_out = trained["out_of_fold"] or {}
+    given = "output_temperature" in run.entry.options or run.entry.method == "labels"
+    return bool(left_out.get("calibrate")) and not given
 
 
 def _remove(folder: Path, *patterns: str) -> None:

@@ -73,7 +73,9 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("no object of JSON")
     except ValueError as error:
         raise DataError(f"{path}: damaged ({error}); remove it, and it will be made anew") from None
     return found

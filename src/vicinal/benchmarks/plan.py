@@ -226,7 +226,8 @@ def chooses(row: Row, left_out: Mapping[str, Any] | None) -> bool:
     """
     if left_out is None:
         return False
-    return chooses_step_size(row) or (bool(left_out.get("calibrate")) and row.method in STEPLESS)
+    fits = bool(left_out.get("calibrate")) and "output_temperature" not in row.options
+    return chooses_step_size(row) or (fits and row.method in STEPLESS)
 
 
 def scales_of(request: TrainRequest, method: str) -> tuple[float, ...]:

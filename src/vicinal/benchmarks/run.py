@@ -24,6 +24,7 @@ from vicinal.benchmarks.store import Store, benchmark_of
 from vicinal.benchmarks.workers import Crew, Desk
 from vicinal.data.catalog import DATASETS
 from vicinal.data.find import data_dirs, how_to_get, status
+from vicinal.errors import DataError
 from vicinal.evaluation.record import Record
 
 INDEX = "models.json"
@@ -86,6 +87,7 @@ def run_plans(
     tasks = []
     for plan, place in parts:
         write_index(plan, place.out)
+        write_choices(plan, place)  # a damaged file is said now, not after hours of work
         tasks += make_tasks(plan, place, Store(place.out).done(), teach=teach)
     try:
         if not tasks:
@@ -144,10 +146,19 @@ def write_choices(plan: Plan, place: Place) -> None:
     if not found:
         return
     with lock(path):
-        before = map(json.loads, path.read_text(encoding="utf-8").splitlines()) if path.exists() else []
-        rows = [row for row in before if row["model"] not in found]
+        rows = [row for row in _tried_before(path) if row["model"] not in found]
         rows += [row for key in sorted(found) for row in found[key]]
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _tried_before(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file of choices."""
+    if not path.exists():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except ValueError as error:
+        raise DataError(f"{path}: damaged ({error}); remove it, and it will be made anew") from None
 
 
 @contextmanager

@@ -237,7 +237,11 @@ def _say_taught(asked: Asked) -> None:
     runs = [run for run in asked.whole.trainings if run.request.out_of_fold is not None]
     taught = sum(TeachJob(run, asked.place).done for run in runs)
     files = f"{TAUGHT}, {CHOICE} and {STEP_SIZES} in {asked.place.out / 'models'}/*"
-    out.print(f"left-out domains taught for {taught} of {len(runs)} source models: {files}", highlight=False)
+    out.print(
+        f"left-out domains taught for {taught} of {len(runs)} source models: {files}",
+        highlight=False,
+        markup=False,
+    )
 
 
 def _report(asked: Asked, failures: Sequence[Failure]) -> None:

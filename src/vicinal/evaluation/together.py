@@ -66,7 +66,8 @@ def pass_of(adapter: Adapter) -> Key | None:
 
 def _pass_alone(adapter: Adapter, stream: Stream) -> Pass:
     settings, told = adapter.settings, list[Told]()
-    alone = adapt(adapter.source, "bn", statistics=settings.statistics, precision=settings.precision)
+    same = {"statistics": settings.statistics, "precision": settings.precision}
+    alone = adapt(adapter.source, "bn", **same, output_temperature=1.0)  # type: ignore[arg-type]
     alone.recorder.refused = "run as those run it who share it, so that their time is their own"
 
     def keep(z: Tensor, logits: Tensor, head: Head) -> None:

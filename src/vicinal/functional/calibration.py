@@ -15,10 +15,10 @@ def fitted_temperature(probabilities: Sequence[Tensor], labels: Sequence[Tensor]
 
     One temperature for all classes and images changes no prediction, only how sure it is (Guo et al. 2017).
     The NLL is convex in 1 / T: where its slope changes sign is found by halving. Probabilities that are not
-    finite have none: T = 1.
+    finite, and no probabilities at all, have none: T = 1.
     """
     logs = [p.double().clamp_min(torch.finfo(torch.float32).tiny).log() for p in probabilities]
-    if not all(bool(log.isfinite().all()) for log in logs):
+    if not logs or not all(len(log) and bool(log.isfinite().all()) for log in logs):
         return 1.0
     pairs = [(log, y.to(log.device)[:, None]) for log, y in zip(logs, labels, strict=True)]
     low, high = 1 / HOTTEST, 1 / COLDEST

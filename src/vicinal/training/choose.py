@@ -217,8 +217,9 @@ def _try_baseline(method: str, settings: Settings, streams: Sequence[LeftOutStre
 def _collect(final: Row, doubt: float | None, others: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the options of every method by kind of statistics: the rule of vnl, step sizes of others."""
     rule = {"update": final.update, "lr": final.lr, "from_rest": final.from_rest, "predict": final.predict}
-    rule |= {"doubt": doubt, **sureness(final.temperature)}
+    rule |= {"doubt": doubt}
     methods: dict[str, dict[str, dict[str, Any]]] = {"vnl": dict.fromkeys(KINDS, rule)}
+    methods["vnl"][final.statistics] = rule | sureness(final.temperature)  # of no other kind is it known
     for row in others:
         if row.chosen:
             methods.setdefault(row.method, {})[row.statistics] = {"lr": row.lr, **sureness(row.temperature)}

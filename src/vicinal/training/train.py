@@ -19,7 +19,7 @@ from vicinal.data.pixels import resident
 from vicinal.models.backbones import Preprocessing, build_classifier
 from vicinal.models.classifier import Classifier
 from vicinal.models.inference import InferenceNet
-from vicinal.training import algorithms, sureness
+from vicinal.training import algorithms
 from vicinal.training.choose import choose_rule
 from vicinal.training.config import OutOfFoldConfig, TrainConfig, as_dict, identity, lasting
 from vicinal.training.fisher import validation_fisher
@@ -133,7 +133,6 @@ def train_model(
             model.eval()
             extras |= stage.finish(learner, sources)
     model.precision, model.compiled = None, False  # who predicts with it decides for himself
-    facts[sureness.NAME] = sureness.validation_temperature(model, sources)
     used = phi if any(stage.uses_phi for stage in stages) else None
     extras |= validation_fisher(model, sources, 2 * config.batch_size, derived_seed(config.seed, "fisher"))
     return Trained(
@@ -168,13 +167,11 @@ def teach(
     refuse_impossible(sources, out_of_fold)
     streams = all_left_out_streams(spec, sources, config, out_of_fold, run, provenance)
     chosen = choose_rule(streams, out_of_fold, derived_seed(config.seed, "phi"), run.progress, run.stop)
-    choice: dict[str, Any] = {
+    choice = {
         "methods": chosen.methods,
         "table": [asdict(row) for row in chosen.table],
         "streams": [f"{stream.name}" for stream in streams],
     }
-    if out_of_fold.calibrate:
-        choice[sureness.NAME] = sureness.mean_temperature(stream.trained for stream in streams)
     return Taught(chosen.anchor_phi, chosen.predict_phi, choice, as_dict(out_of_fold))
 
 
