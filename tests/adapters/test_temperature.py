@@ -11,18 +11,18 @@ from torch import Tensor
 from vicinal.adapters.guard import Guarded
 from vicinal.adapters.methods import METHODS, adapt, told
 from vicinal.checkpoint import Trained
-from vicinal.errors import AdapterError, ConfigError
+from vicinal.errors import ConfigError
 
 MakeSource = Callable[..., Trained]
 MakeImages = Callable[..., Tensor]
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize(
+    "method", sorted(set(METHODS) - {"single_sample", "ttt", "ttt_pp"})
+)  # they need nets
 def test_it_divides_the_logits_alone(method: str, make_source: MakeSource, images: MakeImages) -> None:
-    try:
-        plain, mild = (adapt(make_source(), method, output_temperature=t) for t in (1.0, 2.5))
-    except AdapterError:
-        pytest.skip("needs a training of its own")
+    source = make_source({"neighbor": "neighbor", "vnl_paper": "meta"}.get(method, "erm"))
+    plain, mild = (adapt(source, method, output_temperature=t) for t in (1.0, 2.5))
     for seed in range(3):
         x = images(8, seed=seed)
         torch.testing.assert_close(mild(x) * 2.5, plain(x))
