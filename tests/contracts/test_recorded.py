@@ -14,7 +14,8 @@ from vicinal.types import Head
 
 STEADY = sorted(name for name in METHODS if METHODS[name].build.steady)
 BY_NEIGHBORS = {"update": "neighbors", "predict": "neighbors"}
-RUNS = [*((name, {}) for name in STEADY), ("vnl", BY_NEIGHBORS)]
+AGREEING = {"update": "marginal", "predict": "own", "agreement": 1.0}
+RUNS = [*((name, {}) for name in STEADY), ("vnl", BY_NEIGHBORS), ("vnl", AGREEING)]
 EAGER = 10**6  # runs before a step is recorded
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

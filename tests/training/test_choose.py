@@ -20,6 +20,7 @@ from vicinal.training.choose import Chosen, Row, choose_rule, label_lesson, safe
 from vicinal.training.config import OutOfFoldConfig, TrainConfig
 from vicinal.training.left_out import Fold, LeftOutStream, Lesson, left_out_streams, predict_all
 from vicinal.training.progress import Silent
+from vicinal.training.sureness import Told, fitted_sureness
 from vicinal.training.train import ModelSpec, train
 from vicinal.types import Head
 
@@ -343,3 +344,38 @@ def test_a_temperature_is_fitted_to_what_each_candidate_predicts(streams: list[L
     assert all(
         "output_temperature" not in rule for kinds in plain.methods.values() for rule in kinds.values()
     )
+
+
+def test_a_rule_may_be_as_sure_as_it_agrees_with_models_that_are_not_updated(
+    streams: list[LeftOutStream],
+) -> None:
+    config = replace(CONFIG, calibrate=True, updates=("entropy",), step_sizes=(2e-2,), predictors=("own",))
+    plain, found = (
+        choose_rule(streams, replace(config, agreement=asked), 0, Silent()) for asked in (False, True)
+    )
+    assert plain.sureness is None
+    assert found.table == plain.table
+    assert found.sureness is not None
+    rule = found.methods["vnl"]["stream"]
+    assert {name: rule[name] for name in found.sureness.options} == found.sureness.options
+    assert ("agreement" in rule) != ("output_temperature" in rule)
+    assert "agreement" not in found.methods["vnl"]["batch"], "of no other statistics is it known"
+    # By hand: what models say that are not updated, and what the rule predicts.
+    settings = VnlSettings(
+        update="entropy", predict="own", lr=2e-2, from_rest=rule["from_rest"], doubt=rule["doubt"]
+    )
+    outputs = predict_all(partial(Vnl, settings=settings), streams)
+    said = predict_all(
+        partial(METHODS["bn"].build, settings=configure(METHODS["bn"].defaults, {"statistics": "stream"})),
+        streams,
+    )
+    told = [
+        Told(
+            one.domain,
+            p.view(-1, CONFIG.batch_size, p.shape[-1]),
+            q.argmax(-1).view(-1, CONFIG.batch_size),
+            one.labels.view(-1, CONFIG.batch_size),
+        )
+        for one, p, q in zip(streams, outputs, said, strict=True)
+    ]
+    assert found.sureness == pytest.approx(fitted_sureness(told, VnlSettings()), rel=1e-3)

@@ -226,6 +226,11 @@ class Adapter(nn.Module, ABC):
             self.observed = Observed(z, logits, *(value.detach() for value in model.linear))
 
     @property
+    def divided_by(self) -> float | Tensor:
+        """What the last logits were divided by, to be as sure as they should be."""
+        return self.settings.output_temperature
+
+    @property
     def records(self) -> bool:
         """Whether steps may be recorded: a net of somebody's own may look at numbers on its way."""
         plain = self.settings.augment is None and not self.settings.episodic

@@ -86,7 +86,7 @@ class Guarded(nn.Module):
             opinion: Opinion | None = self._rest(self.adapter.checked(x))
         else:
             logits = self.adapter(x)
-            own = logits * self.adapter.settings.output_temperature  # as sure as the source is
+            own = logits * self.adapter.divided_by  # as sure as the source is
             opinion = self._judge(x.to(next(self.adapter.model.parameters()).dtype), own)
         self.by_source = opinion is not None
         self.watch.stood_in += self.by_source

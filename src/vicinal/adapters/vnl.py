@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
+from vicinal.adapters.agreement import Agreement
 from vicinal.adapters.contract import Adapter, Predict, Settings
 from vicinal.adapters.labeler import StreamLabeler
 from vicinal.adapters.methods import Traits, register
@@ -69,7 +70,18 @@ class VnlSettings(Settings):
     # How much a frozen model doubted its predictions where lr was chosen: where the anchor doubts less, there
     # is less to learn and steps are that much shorter. None: they are not. With update="marginal" alone.
     doubt: float | None = None
-    chosen_with = MappingProxyType({**Settings.chosen_with, "doubt": ("lr",)})
+    # How many errors it stands for where a prediction differs from the frozen source model's: kappa of
+    # `expected_errors`. After an update predictions then are as sure as both agree; 0: as sure as they are.
+    agreement: float = 0.0
+    agreement_window: int = 200  # images over which that is counted
+    agreement_prior: float = 20.0  # images that the predictions' own word counts for
+    chosen_with = MappingProxyType(
+        {
+            **Settings.chosen_with,
+            "doubt": ("lr",),
+            "agreement": ("lr", "update", "predict", "output_temperature"),
+        }
+    )
     later: ClassVar[tuple[str, ...]] = (
         *Settings.later,
         "neighbor_weight",
@@ -79,6 +91,9 @@ class VnlSettings(Settings):
         "crowd",
         "tau",
         "voted",
+        "agreement",
+        "agreement_window",
+        "agreement_prior",
     )
 
     def __post_init__(self) -> None:
@@ -91,6 +106,10 @@ class VnlSettings(Settings):
         if min(self.neighbors, self.crowd) < 1 or not self.tau > 0 or not 0 <= self.voted <= 1:
             raise ConfigError(
                 "vnl needs neighbors and a crowd of at least 1, tau above 0 and voted between 0 and 1"
+            )
+        if min(self.agreement, self.agreement_prior) < 0 or self.agreement_window < 1:
+            raise ConfigError(
+                "vnl needs agreement and agreement_prior of at least 0 and an agreement_window of at least 1"
             )
         for window in (self.window, self.share_window):
             if not 0 < window <= LONGEST_WINDOW:
@@ -130,7 +149,8 @@ class Vnl(Adapter):
     streams on which lr was chosen. Whether and how it updates, the step size, whether Adam's momentum starts
     from rest, and who predicts (own output, labels by phi or votes of neighbors) were chosen there too; a
     model without left-out models takes the defaults and predicts by its own output. Prediction after the
-    update.
+    update; with `agreement`, divided by the temperature at which the last predictions are as unsure as they
+    are likely to be wrong, by how often the anchor differs (`vicinal.functional.calibration`).
     """
 
     steady = True
@@ -148,12 +168,14 @@ class Vnl(Adapter):
             self.labeler = StreamLabeler(fitted(source.predict_phi), head)
         if self.has_neighbors:
             self.neighborhood = Neighborhood(self.settings.crowd * len(head.bias), head)
-        if self.settings.update in WITH_ANCHOR:
+        if self.has_anchor:
             self.anchor = copy.deepcopy(self.model).eval().requires_grad_(False)
             self.anchor_norm = NormStatistics(self.anchor, self.settings.statistics)
         if self.settings.update == "anchored":
             self.anchor_labeler = StreamLabeler(fitted(source.anchor_phi), head)
         shares = torch.zeros_like(head.bias.detach())
+        if self.heeds_agreement:
+            self.agreement = Agreement(self.settings.agreement_window, shares)
         if self.settings.update in WITH_SHARES:
             self.register_buffer("predicted", torch.full_like(shares, 1 / len(shares)))
         if self.settings.update == "marginal":
@@ -164,18 +186,38 @@ class Vnl(Adapter):
 
     def adapt(self, x: Tensor) -> Tensor:
         """Update on the batch, then predict it by labels."""
-        if self.settings.update != "none":
-            self._learn(x)
+        says = None if self.settings.update == "none" else self._learn(x)
         z, logits = predict(self, x)
         y_hat = self._labels(z, logits)
         if self.has_neighbors:
             self.neighborhood.keep(z, logits.softmax(-1))
-        return logits if y_hat is None else as_logits(y_hat)
+        found = logits if y_hat is None else as_logits(y_hat)
+        if not self.heeds_agreement:
+            return found
+        settings = self.settings
+        T: Tensor = self.agreement(found, says, settings.agreement, settings.agreement_prior)
+        return found / T
 
     @property
     def has_neighbors(self) -> bool:
         """Whether nearest neighbors have a say, in updates or in predictions."""
         return "neighbors" in (self.settings.predict, self.settings.update)
+
+    @property
+    def heeds_agreement(self) -> bool:
+        """Whether predictions are as sure as they agree with the source; not updated, they are the source."""
+        return self.settings.agreement > 0 and self.settings.update != "none"
+
+    @property
+    def has_anchor(self) -> bool:
+        """Whether a frozen source model goes along."""
+        return self.settings.update in WITH_ANCHOR or self.heeds_agreement
+
+    @property
+    def divided_by(self) -> float | Tensor:
+        """What the last logits were divided by, to be as sure as they should be."""
+        given = super().divided_by
+        return given * self.agreement.temperature if self.heeds_agreement else given
 
     def _labels(self, z: Tensor, logits: Tensor) -> Tensor | None:
         """Return the labels that predict a batch, by nearest neighbors or by phi; None: own output does."""
@@ -188,9 +230,11 @@ class Vnl(Adapter):
         self.draws = self.labeler.draws
         return y_hat
 
-    def _learn(self, x: Tensor) -> None:
+    def _learn(self, x: Tensor) -> Tensor | None:
+        """Update on the batch; return the classes that the anchor sees in it, where there is one."""
         with Branch(x.device) as branch:  # the anchor's pass beside the model's own
-            held = self._held(x)
+            seen = self._by_anchor(x) if self.has_anchor else None
+            held = self._held(seen, len(x))
 
         def loss(z: Tensor, logits: Tensor) -> Tensor:
             branch.join()
@@ -201,22 +245,27 @@ class Vnl(Adapter):
             logits = update(self, x, loss)
         if self.settings.update in WITH_SHARES:
             self._join("predicted", logits.softmax(-1).mean(0), len(x))
+        return None if seen is None else seen[1].argmax(-1)
 
-    def _held(self, x: Tensor) -> Loss | None:
-        """Return what holds the entropy, a function of z and logits: neighbors, or an anchor's view."""
+    @torch.no_grad()
+    def _by_anchor(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features and logits of a batch by the anchor, on statistics of its own."""
+        self.anchor_norm.begin()
+        with self.anchor_norm.predicting(len(x)):
+            z, logits = self.anchor.features_and_logits(x)
+        return z, logits
+
+    def _held(self, seen: tuple[Tensor, Tensor] | None, images: int) -> Loss | None:
+        """Return what holds the entropy, of z and logits: neighbors, or what an anchor has seen."""
         settings = self.settings
         if settings.update == "neighbors":
             return self._by_neighbors
-        if settings.update not in WITH_ANCHOR:
+        if settings.update not in WITH_ANCHOR or seen is None:
             return None
-        with torch.no_grad():  # on statistics of its own
-            self.anchor_norm.begin()
-            with self.anchor_norm.predicting(len(x)):
-                z, logits = self.anchor.features_and_logits(x)
         if settings.update == "anchored":
-            y_anchor = self._anchor_labels(z, logits)
+            y_anchor = self._anchor_labels(*seen)
             return lambda z, logits: settings.anchor_weight * soft_cross_entropy(logits, y_anchor)
-        pi, fade = self._expected(logits), self._fade(len(x))
+        pi, fade = self._expected(seen[1]), self._fade(images)
         weight = settings.marginal_weight
         return lambda z, logits: weight * share_divergence(logits, self.predicted, pi, fade)
 

@@ -355,7 +355,7 @@ def _calibrated(run: MeasureRun) -> bool:
     """Return whether its temperature was chosen: `labels` have that of their phi."""
     trained: dict[str, Any] = run.about.get("chooser") or run.about["training"]
     left_out = trained["out_of_fold"] or {}
-    given = "output_temperature" in run.entry.options or run.entry.method == "labels"
+    given = {"output_temperature", "agreement"} & set(run.entry.options) or run.entry.method == "labels"
     return bool(left_out.get("calibrate")) and not given
 
 

@@ -18,7 +18,7 @@ from vicinal.benchmarks.plan import TrainRun
 from vicinal.checkpoint import umask
 from vicinal.errors import DataError
 from vicinal.evaluation.record import finite_or_none
-from vicinal.training.choose import sureness
+from vicinal.training.sureness import tempered_by
 
 MODEL = "model.safetensors"
 TAUGHT = "taught.safetensors"  # phis and rule that left-out domains taught
@@ -52,7 +52,7 @@ def step_sizes_in(path: Path) -> dict[str, dict[str, Any]]:
     if not all(isinstance(rows, list) for rows in found.values()):
         raise DataError(f"{path}: made by an earlier version; remove it, and it will be made anew")
     chosen = {kind: row for kind, rows in found.items() for row in rows if row["chosen"]}
-    return {kind: {"lr": row["lr"], **sureness(row.get("temperature", 1))} for kind, row in chosen.items()}
+    return {kind: {"lr": row["lr"], **tempered_by(row.get("temperature", 1))} for kind, row in chosen.items()}
 
 
 def choices_of(run: TrainRun, place: Place) -> list[dict[str, Any]]:

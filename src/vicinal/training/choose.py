@@ -27,9 +27,10 @@ from vicinal.functional.shares import mean_square, sharpened
 from vicinal.models.inference import StreamInferenceNet
 from vicinal.training.config import OutOfFoldConfig
 from vicinal.training.fit_phi import fit_phi
-from vicinal.training.left_out import LeftOutStream, Lesson, play_all, predict_all
+from vicinal.training.left_out import LeftOutStream, Lesson, Played, play_all, predict_all
 from vicinal.training.loop import StoppedError
 from vicinal.training.progress import Progress, StopRequest
+from vicinal.training.sureness import Sureness, Told, fitted_sureness, tempered_by
 from vicinal.types import Head
 
 
@@ -67,6 +68,7 @@ class Chosen:
     predict_phi: StreamInferenceNet
     methods: dict[str, dict[str, dict[str, Any]]]  # method -> statistics -> options
     table: list[Row]
+    sureness: Sureness | None = None  # how sure the rule may be, where that is asked and it updates
 
 
 def choose_rule(
@@ -83,7 +85,7 @@ def choose_rule(
     anchor_phi, doubt = fit_phi(still, config, seed), _doubt(still) if config.heed_doubt else None
     progress.advance(1, {})
     ready = _labelled_by(anchor_phi, streams)
-    tried: list[tuple[Row, list[Lesson]]] = []
+    tried: list[tuple[Row, list[Played]]] = []
     for settings in _candidates(config, doubt):
         _heed(stop)
         plays = play_all(partial(Vnl, settings=settings), ready)
@@ -93,41 +95,58 @@ def choose_rule(
             settings,
             _scores(streams, [played.probabilities for played in plays], config.calibrate),
         )
-        tried.append((row, [played.lesson for played in plays]))
+        tried.append((row, plays))
         progress.advance(1 + len(tried), {"accuracy": row.accuracy})
     own = safest([row for row, _ in tried], config.tolerance, config.near)
-    lessons = next(seen for row, seen in tried if row is own)
-    final, others_told = _predictors(own, streams, lessons, config, seed)
+    plays = next(seen for row, seen in tried if row is own)
+    lessons = [played.lesson for played in plays]
+    told = _predictors(own, streams, plays, config, seed)
+    asked = [row for row, _ in told if row.predict in config.predictors]
+    final = surest(asked, config.tolerance)
+    sure = None
+    if config.calibrate and config.agreement and final.update != "none":
+        sure = _sureness(streams, next(outputs for row, outputs in told if row is final), still)
     predict_phi = fit_phi(lessons, config, seed)
     progress.advance(2 + len(tried), {"accuracy": final.accuracy})
-    rows = [replace(row, chosen=row is final) for row in [*(row for row, _ in tried), *others_told]]
+    rows = [
+        replace(row, chosen=row is final) for row in [*(row for row, _ in tried), *(r for r, _ in told[1:])]
+    ]
     others: list[Row] = []
     for method, options in baselines:
         _heed(stop)
         others.append(_try_baseline(method, options, streams, config.calibrate))
         progress.advance(1 + len(rows) + len(others), {"accuracy": others[-1].accuracy})
     others = _marked(others, config.near)
-    return Chosen(anchor_phi, predict_phi, _collect(final, doubt, others), [*rows, *others])
+    return Chosen(anchor_phi, predict_phi, _collect(final, doubt, sure, others), [*rows, *others], sure)
 
 
 def _predictors(
-    own: Row,
-    streams: Sequence[LeftOutStream],
-    lessons: Sequence[Lesson],
-    config: OutOfFoldConfig,
-    seed: int,
-) -> tuple[Row, list[Row]]:
-    """Return who predicts best after the updates of a rule, and all that were tried besides own output."""
+    own: Row, streams: Sequence[LeftOutStream], plays: Sequence[Played], config: OutOfFoldConfig, seed: int
+) -> list[tuple[Row, list[Tensor]]]:
+    """Return how everyone does who may predict after the updates of a rule, with what they say; own first."""
+    lessons = [played.lesson for played in plays]
     ways: dict[str, Callable[[], list[Tensor]]] = {
         "labels": lambda: _cross_fitted(lessons, config, seed),
         "neighbors": lambda: [vote_lesson(lesson, VnlSettings()) for lesson in lessons],
     }
-    tried = [
-        replace(own, predict=name, **_scores(streams, ways[name](), config.calibrate)._asdict())
-        for name in config.predictors
-        if name in ways
+    made = [(own, [played.probabilities for played in plays])]
+    for name in config.predictors:
+        if name in ways:
+            outputs = ways[name]()
+            scores = _scores(streams, outputs, config.calibrate)
+            made.append((replace(own, predict=name, **scores._asdict()), outputs))
+    return made
+
+
+def _sureness(
+    streams: Sequence[LeftOutStream], outputs: Sequence[Tensor], still: Sequence[Lesson]
+) -> Sureness:
+    """Return how sure outputs may be, by temperature or by agreement with models that are not updated."""
+    told = [
+        Told(stream.domain, p.view(*lesson.y.shape, -1), lesson.logits.argmax(-1), lesson.y)
+        for stream, p, lesson in zip(streams, outputs, still, strict=True)
     ]
-    return surest([own, *tried] if "own" in config.predictors else tried, config.tolerance), tried
+    return fitted_sureness(told, VnlSettings())
 
 
 def try_step_sizes(
@@ -214,21 +233,22 @@ def _try_baseline(method: str, settings: Settings, streams: Sequence[LeftOutStre
     return _row(method, method, settings, _scores(streams, outputs, calibrate))
 
 
-def _collect(final: Row, doubt: float | None, others: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
+def _collect(
+    final: Row, doubt: float | None, sure: Sureness | None, others: Sequence[Row]
+) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the options of every method by kind of statistics: the rule of vnl, step sizes of others."""
     rule = {"update": final.update, "lr": final.lr, "from_rest": final.from_rest, "predict": final.predict}
     rule |= {"doubt": doubt}
     methods: dict[str, dict[str, dict[str, Any]]] = {"vnl": dict.fromkeys(KINDS, rule)}
-    methods["vnl"][final.statistics] = rule | sureness(final.temperature)  # of no other kind is it known
+    how_sure = tempered_by(final.temperature) if sure is None else sure.options
+    methods["vnl"][final.statistics] = rule | how_sure  # of no other kind is it known
     for row in others:
         if row.chosen:
-            methods.setdefault(row.method, {})[row.statistics] = {"lr": row.lr, **sureness(row.temperature)}
+            methods.setdefault(row.method, {})[row.statistics] = {
+                "lr": row.lr,
+                **tempered_by(row.temperature),
+            }
     return methods
-
-
-def sureness(temperature: float) -> dict[str, float]:
-    """Return the option that a fitted temperature makes; where none was fitted, none."""
-    return {} if temperature == 1 else {"output_temperature": temperature}
 
 
 def _marked(rows: Sequence[Row], near: float) -> list[Row]:

@@ -79,6 +79,7 @@ LATER = {
     "average": 0.0,
     "predictors": ["own", "labels"],
     "calibrate": False,
+    "agreement": False,
     "left_out_iterations": None,
 }
 STARTS = (["False"], ["True"], ["False", "True"])
@@ -113,6 +114,10 @@ class OutOfFoldConfig:
     # Whether a temperature is fitted to predictions there too: how sure a method, of vicinal's or not, may be
     # of what it says of a domain that its model never saw.
     calibrate: bool = False
+    # Whether, where it is fitted, predictions after an update may instead be as sure as they agree with the
+    # frozen model's, if left-out streams say so: right for PACS, wrong for digits, whose updated models are
+    # far better than the frozen ones (docs/experiments.md, section 43).
+    agreement: bool = False
     # Iterations of left-out models; None: as many as the source model's. Fewer are less work, and harder
     # lessons: weaker models make more mistakes.
     left_out_iterations: int | None = None

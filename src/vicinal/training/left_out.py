@@ -30,6 +30,7 @@ class LeftOutStream:
     """One stream for one left-out model; the labels are a source's own, to teach phi and to score rules."""
 
     name: str
+    domain: str
     trained: Trained
     stream: Stream
     labels: Tensor  # in order of arrival
@@ -75,24 +76,29 @@ def streams_of(
 ) -> list[LeftOutStream]:
     """Return a domain in natural order, named after it, with drawn marginals, and hardened."""
     natural = online_order(len(whole), seed)
-    made = [_stream(domain, trained, whole, natural, config)]
+    made = [_stream("", domain, trained, whole, natural, config)]
     for alpha in config.marginals:
         order = label_shift_order(whole.labels, alpha, seed)
-        made.append(_stream(f"{domain} Dirichlet {alpha:g}", trained, whole, order, config))
+        made.append(_stream(f" Dirichlet {alpha:g}", domain, trained, whole, order, config))
     for name in config.hardenings:
-        plain = _stream(f"{domain} {name}", trained, whole, natural, config)
+        plain = _stream(f" {name}", domain, trained, whole, natural, config)
         made.append(_hardened(plain, name))
     return made
 
 
 def _stream(
-    name: str, trained: Trained, whole: LabelledImages, order: Tensor, config: OutOfFoldConfig
+    kind: str,
+    domain: str,
+    trained: Trained,
+    whole: LabelledImages,
+    order: Tensor,
+    config: OutOfFoldConfig,
 ) -> LeftOutStream:
     # Whole batches only: what phi is fitted on is stacked step by step.
     usable = min(len(order), config.stream_images or len(order))
     kept = order[: usable // config.batch_size * config.batch_size]
     stream = Stream("online", whole.images, kept, config.batch_size)
-    return LeftOutStream(name, trained, stream, whole.labels[kept])
+    return LeftOutStream(domain + kind, domain, trained, stream, whole.labels[kept])
 
 
 def _hardened(plain: LeftOutStream, name: str) -> LeftOutStream:

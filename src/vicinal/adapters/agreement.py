@@ -1,0 +1,45 @@
+"""How sure a stream's predictions may be: by how often a frozen model says something else."""
+
+import torch
+from torch import Tensor, nn
+
+from vicinal.functional.calibration import expected_errors, matched_temperature, unsureness
+
+
+class Agreement(nn.Module):
+    """The last predictions of one stream, and on which of them a frozen model differed."""
+
+    logs: Tensor
+    differs: Tensor
+    count: Tensor  # predictions so far; the next one takes the place of the oldest
+    temperature: Tensor  # of the last batch
+
+    def __init__(self, window: int, like: Tensor) -> None:
+        """Keep so many predictions, over as many classes as `like` (C,) has."""
+        super().__init__()
+        self.register_buffer("logs", torch.zeros_like(like).repeat(window, 1))
+        self.register_buffer("differs", like.new_zeros(window))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long, device=like.device))
+        self.register_buffer("temperature", like.new_ones(()))
+
+    @torch.no_grad()
+    def forward(self, logits: Tensor, says: Tensor, kappa: float, prior: float) -> Tensor:
+        """Return T for a batch's logits (N, C), which joins; says: the classes by the frozen model (N,).
+
+        By it the last predictions are as unsure as they are likely to be wrong, see `expected_errors`.
+        """
+        self._keep(logits.detach(), says)
+        known = torch.arange(len(self.logs), device=self.logs.device) < self.count
+        unsure = unsureness(self.logs, known)
+        e = expected_errors(self.differs.sum(), known.sum(), unsure, kappa, prior)
+        self.temperature.copy_(matched_temperature(self.logs, known, e))
+        return self.temperature.clone()  # the next batch overwrites it
+
+    def _keep(self, logits: Tensor, says: Tensor) -> None:
+        """Remember a batch, the oldest predictions giving way; of one that is too large, its last ones."""
+        window = len(self.logs)
+        places = ((self.count + torch.arange(len(logits), device=logits.device)) % window)[-window:]
+        differs = (logits.argmax(-1) != says).to(self.differs)
+        self.logs.index_copy_(0, places, logits.to(self.logs)[-window:])
+        self.differs.index_copy_(0, places, differs[-window:])
+        self.count += len(logits)
