@@ -82,7 +82,13 @@ def test_a_stream_goes_on_where_it_was_saved_and_resets(make_source: MakeSource,
 
 @pytest.mark.parametrize(
     ("options", "kept"),
-    [({}, True), ({"lr": 1e-3}, False), ({"update": "entropy"}, False), ({"output_temperature": 2.0}, False)],
+    [
+        ({}, True),
+        ({"lr": 1e-3}, False),
+        ({"update": "entropy"}, False),
+        ({"predict": "neighbors"}, False),
+        ({"output_temperature": 2.0}, False),
+    ],
 )
 def test_one_that_was_chosen_goes_with_its_rule(
     options: dict[str, Any], kept: bool, make_source: MakeSource
@@ -90,6 +96,31 @@ def test_one_that_was_chosen_goes_with_its_rule(
     rule = {"lr": 1e-4, "update": "marginal", "predict": "own", "agreement": 1.0}
     source = replace(make_source(), choice={"methods": {"vnl": {"stream": rule}}})
     assert adapt(source, "vnl", **options).settings.agreement == (1.0 if kept else 0.0)  # type: ignore[attr-defined]
+
+
+def test_who_asks_for_agreement_gets_no_temperature_that_was_chosen_without_it(
+    make_source: MakeSource,
+) -> None:
+    rule = {"lr": 1e-4, "update": "marginal", "predict": "own", "output_temperature": 0.5}
+    source = replace(make_source(), choice={"methods": {"vnl": {"stream": rule}}})
+    assert adapt(source, "vnl", agreement=1.0).settings.output_temperature == 1.0
+    assert adapt(source, "vnl", agreement=1.0, output_temperature=0.5).settings.output_temperature == 0.5
+
+
+def test_both_divide_where_both_are_asked_for(make_source: MakeSource, images: MakeImages) -> None:
+    one, both = (adapt(make_source(), "vnl", agreement=1.0, output_temperature=t, **OWN) for t in (1.0, 2.0))
+    for seed in range(2):
+        torch.testing.assert_close(one(images(8, seed=seed)), 2 * both(images(8, seed=seed)))
+    assert float(both.divided_by) == pytest.approx(2 * float(one.divided_by))
+
+
+def test_a_batch_that_broke_down_says_nothing_of_the_next() -> None:
+    (good, says), (next_, said) = batches(10, 10)
+    whole, broken = Agreement(20, torch.zeros(4)), Agreement(40, torch.zeros(4))
+    whole(good, says, 1.0, 5.0)
+    broken(good, says, 1.0, 5.0)
+    assert broken(torch.full((10, 4), torch.nan), says, 1.0, 5.0).isfinite()
+    torch.testing.assert_close(broken(next_, said, 1.0, 5.0), whole(next_, said, 1.0, 5.0))
 
 
 def test_a_guard_judges_what_the_adapter_said_before_it_was_divided(
@@ -101,7 +132,18 @@ def test_a_guard_judges_what_the_adapter_said_before_it_was_divided(
     assert plain.report() == told.report()
 
 
-@pytest.mark.parametrize("options", [{"agreement": -1.0}, {"agreement_window": 0}, {"agreement_prior": -0.1}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"agreement": -1.0},
+        {"agreement": float("nan")},
+        {"agreement": float("inf")},
+        {"agreement": "1"},
+        {"agreement_window": 0},
+        {"agreement_window": 20.5},
+        {"agreement_prior": -0.1},
+    ],
+)
 def test_what_makes_no_sense_is_refused(options: dict[str, Any], make_source: MakeSource) -> None:
     with pytest.raises(ConfigError, match="agreement"):
         adapt(make_source(), "vnl", **options)

@@ -5,7 +5,7 @@ import torch
 
 from vicinal.adapters.vnl import VnlSettings
 from vicinal.functional.calibration import fitted_temperature
-from vicinal.training.sureness import Sureness, Told, agreeing, fitted_sureness, later
+from vicinal.training.sureness import Sureness, Told, agreeing, fitted_sureness
 
 CLASSES, STEPS, BATCH = 4, 30, 20
 NOW = VnlSettings(agreement_window=100, agreement_prior=5.0)
@@ -42,7 +42,7 @@ def test_where_they_are_alike_and_differences_are_no_errors_a_temperature_is_tak
 
 def test_each_domain_is_judged_by_what_was_fitted_on_the_others() -> None:
     streams = [told("a", 0.9, 3.0, 0), told("a", 0.7, 3.0, 1), told("b", 0.5, 3.0, 2)]
-    halves = [(later(one.p), later(one.y)) for one in streams]
+    halves = [(one.p[STEPS // 2 :].flatten(0, 1), one.y[STEPS // 2 :].flatten()) for one in streams]
 
     def nll(stream: int, *fitted_on: int) -> float:
         T = fitted_temperature([halves[i][0] for i in fitted_on], [halves[i][1] for i in fitted_on])
@@ -54,6 +54,18 @@ def test_each_domain_is_judged_by_what_was_fitted_on_the_others() -> None:
     assert found.nll_by_temperature == pytest.approx((nll(0, 2) + nll(1, 2) + nll(2, 0, 1)) / 3, rel=1e-4)
     every = fitted_temperature(*map(list, zip(*halves, strict=True)))
     assert found.temperature == pytest.approx(every)
+
+
+def test_agreement_is_judged_by_the_later_half_under_the_settings() -> None:
+    streams = [told("a", 0.9, 3.0, 0), told("b", 0.6, 3.0, 1)]
+    for settings in (NOW, VnlSettings(agreement_window=30, agreement_prior=50.0)):
+        nlls = []
+        for one in streams:
+            q = agreeing(one, settings)[STEPS // 2 :]
+            nlls.append(float(-q.gather(-1, one.y[STEPS // 2 :, :, None]).log().mean()))
+        assert fitted_sureness(streams, settings).nll_by_agreement == pytest.approx(sum(nlls) / 2, rel=1e-4)
+    first, second = (fitted_sureness(streams, one) for one in (NOW, VnlSettings(agreement_prior=500.0)))
+    assert first.nll_by_agreement != pytest.approx(second.nll_by_agreement, rel=1e-3)
 
 
 def test_one_domain_alone_is_judged_by_itself() -> None:

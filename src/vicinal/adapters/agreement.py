@@ -29,11 +29,12 @@ class Agreement(nn.Module):
         By it the last predictions are as unsure as they are likely to be wrong, see `expected_errors`.
         """
         self._keep(logits.detach(), says)
-        known = torch.arange(len(self.logs), device=self.logs.device) < self.count
+        seen = torch.arange(len(self.logs), device=self.logs.device) < self.count
+        known = seen & self.logs.isfinite().all(-1)  # a batch that broke down tells nothing of the others
         unsure = unsureness(self.logs, known)
-        e = expected_errors(self.differs.sum(), known.sum(), unsure, kappa, prior)
+        e = expected_errors((self.differs * known).sum(), known.sum(), unsure, kappa, prior)
         self.temperature.copy_(matched_temperature(self.logs, known, e))
-        return self.temperature.clone()  # the next batch overwrites it
+        return self.temperature
 
     def _keep(self, logits: Tensor, says: Tensor) -> None:
         """Remember a batch, the oldest predictions giving way; of one that is too large, its last ones."""

@@ -72,14 +72,16 @@ class VnlSettings(Settings):
     doubt: float | None = None
     # How many errors it stands for where a prediction differs from the frozen source model's: kappa of
     # `expected_errors`. After an update predictions then are as sure as both agree; 0: as sure as they are.
+    # For steps that move the model: one that stays where it is agrees with itself, and would be sure of
+    # anything. Of an export it is no part.
     agreement: float = 0.0
     agreement_window: int = 200  # images over which that is counted
     agreement_prior: float = 20.0  # images that the predictions' own word counts for
     chosen_with = MappingProxyType(
         {
-            **Settings.chosen_with,
+            "output_temperature": (*Settings.chosen_with["output_temperature"], "agreement"),
             "doubt": ("lr",),
-            "agreement": ("lr", "update", "predict", "output_temperature"),
+            "agreement": (*Settings.chosen_with["output_temperature"], "output_temperature"),
         }
     )
     later: ClassVar[tuple[str, ...]] = (
@@ -107,9 +109,11 @@ class VnlSettings(Settings):
             raise ConfigError(
                 "vnl needs neighbors and a crowd of at least 1, tau above 0 and voted between 0 and 1"
             )
-        if min(self.agreement, self.agreement_prior) < 0 or self.agreement_window < 1:
+        counts = (self.agreement, self.agreement_prior)
+        numbers = all(isinstance(value, int | float) and 0 <= value < math.inf for value in counts)
+        if not numbers or not isinstance(self.agreement_window, int) or self.agreement_window < 1:
             raise ConfigError(
-                "vnl needs agreement and agreement_prior of at least 0 and an agreement_window of at least 1"
+                "vnl needs agreement and agreement_prior of at least 0, and an agreement_window of images"
             )
         for window in (self.window, self.share_window):
             if not 0 < window <= LONGEST_WINDOW:
@@ -185,7 +189,7 @@ class Vnl(Adapter):
             self.optimizer = optimizer_for(self)
 
     def adapt(self, x: Tensor) -> Tensor:
-        """Update on the batch, then predict it by labels."""
+        """Update on the batch, then predict it, by labels or not, as sure as the settings say."""
         says = None if self.settings.update == "none" else self._learn(x)
         z, logits = predict(self, x)
         y_hat = self._labels(z, logits)

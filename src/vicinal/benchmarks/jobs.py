@@ -337,7 +337,8 @@ def _selection(run: MeasureRun) -> str:
     """Return in words what was chosen where."""
     also = " and temperature" if _calibrated(run) else ""
     if run.entry.method in OUT_OF_FOLD:
-        how = f"rule and step size{also} on left-out source domains"
+        sure = ", and how sure it is where nothing else is asked of it," if _calibrated(run) else ""
+        how = f"rule and step size{sure} on left-out source domains"
     elif run.chooses and run.entry.method in FIXED:
         how = "temperature on left-out source domains"
     elif run.chooses:

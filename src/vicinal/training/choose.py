@@ -58,6 +58,7 @@ class Row:
     worst: float
     temperature: float = 1.0
     chosen: bool = False
+    sureness: dict[str, float] | None = None  # of the rule chosen: how either way to be sure did
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,6 @@ class Chosen:
     predict_phi: StreamInferenceNet
     methods: dict[str, dict[str, dict[str, Any]]]  # method -> statistics -> options
     table: list[Row]
-    sureness: Sureness | None = None  # how sure the rule may be, where that is asked and it updates
 
 
 def choose_rule(
@@ -108,8 +108,10 @@ def choose_rule(
         sure = _sureness(streams, next(outputs for row, outputs in told if row is final), still)
     predict_phi = fit_phi(lessons, config, seed)
     progress.advance(2 + len(tried), {"accuracy": final.accuracy})
+    facts = None if sure is None else sure._asdict()
     rows = [
-        replace(row, chosen=row is final) for row in [*(row for row, _ in tried), *(r for r, _ in told[1:])]
+        replace(row, chosen=row is final, sureness=facts if row is final else None)
+        for row in [*(row for row, _ in tried), *(row for row, _ in told[1:])]
     ]
     others: list[Row] = []
     for method, options in baselines:
@@ -117,7 +119,7 @@ def choose_rule(
         others.append(_try_baseline(method, options, streams, config.calibrate))
         progress.advance(1 + len(rows) + len(others), {"accuracy": others[-1].accuracy})
     others = _marked(others, config.near)
-    return Chosen(anchor_phi, predict_phi, _collect(final, doubt, sure, others), [*rows, *others], sure)
+    return Chosen(anchor_phi, predict_phi, _collect(final, doubt, sure, others), [*rows, *others])
 
 
 def _predictors(

@@ -172,8 +172,6 @@ def teach(
         "table": [asdict(row) for row in chosen.table],
         "streams": [f"{stream.name}" for stream in streams],
     }
-    if chosen.sureness is not None:
-        choice["sureness"] = chosen.sureness._asdict()
     return Taught(chosen.anchor_phi, chosen.predict_phi, choice, as_dict(out_of_fold))
 
 
