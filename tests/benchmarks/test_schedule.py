@@ -93,10 +93,21 @@ def test_measurements_do_not_wait_for_other_trainings(tmp_path: Path) -> None:
     run(crew, tasks_of(tmp_path))
     kinds = [type(job).__name__ for _, job in crew.given]
     second = kinds.index("TeachJob", 1)
-    # All that the first model is there for comes before anything for the second, vnl, the dearest, first.
+    # All that the first model is there for comes before anything for the second, in the order of the table.
     assert kinds[1:second].count("TrainJob") == 1
     assert kinds[1:second].count("MeasureJob") == 4
-    assert next(job.run.row for _, job in crew.given if isinstance(job, MeasureJob)) == "VNL"
+    assert measured_first(crew) == SPEC.rows[0].label
+
+
+def measured_first(crew: Pretenders) -> str:
+    return next(job.run.row for _, job in crew.given if isinstance(job, MeasureJob))
+
+
+def test_the_dearest_measurements_come_first(tmp_path: Path) -> None:
+    crew = Pretenders(1)
+    dear = Row("CoTTA", "cotta", options={"lr": 1e-3})
+    run(crew, tasks_of(tmp_path, replace(SPEC, rows=(*SPEC.rows, dear))))
+    assert measured_first(crew) == "CoTTA"
 
 
 def test_a_worker_stays_with_the_model_it_has_at_hand(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from vicinal.benchmarks.plan import MeasureRun, Plan, TrainRun
 from vicinal.benchmarks.workers import Crew
 
 # The dearest first, so that no process is left alone with one at the end.
-DEAREST = ("cotta", "memo", "ttt_pp", "ttt", "tast", "vnl")
+DEAREST = ("cotta", "memo", "ttt_pp", "ttt", "tast")
 KINDS = ("weights", "rules", "trainings", "step sizes", "measurements")
 Job = WeightsJob | TeachJob | TrainJob | ChooseJob | MeasureJob
 Listen = Callable[[str, str, int, int], None]  # whose progress, what it is at, done, total
