@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from vicinal.adapters.ring import next_places, taken
 from vicinal.functional.calibration import expected_errors, matched_temperature, unsureness
 
 
@@ -29,8 +30,9 @@ class Agreement(nn.Module):
         By it the last predictions are as unsure as they are likely to be wrong, see `expected_errors`.
         """
         self._keep(logits.detach(), says)
-        seen = torch.arange(len(self.logs), device=self.logs.device) < self.count
-        known = seen & self.logs.isfinite().all(-1)  # a batch that broke down tells nothing of the others
+        known = taken(self.count, len(self.logs)) & self.logs.isfinite().all(
+            -1
+        )  # a batch that broke down tells nothing of the others
         unsure = unsureness(self.logs, known)
         e = expected_errors((self.differs * known).sum(), known.sum(), unsure, kappa, prior)
         self.temperature.copy_(matched_temperature(self.logs, known, e))
@@ -39,7 +41,7 @@ class Agreement(nn.Module):
     def _keep(self, logits: Tensor, says: Tensor) -> None:
         """Remember a batch, the oldest predictions giving way; of one that is too large, its last ones."""
         window = len(self.logs)
-        places = ((self.count + torch.arange(len(logits), device=logits.device)) % window)[-window:]
+        places = next_places(self.count, window, len(logits))
         differs = (logits.argmax(-1) != says).to(self.differs)
         self.logs.index_copy_(0, places, logits.to(self.logs)[-window:])
         self.differs.index_copy_(0, places, differs[-window:])

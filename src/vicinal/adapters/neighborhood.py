@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vicinal.adapters.ring import next_places, taken
 from vicinal.functional.neighbors import neighbor_votes
 from vicinal.types import Crowd, Head
 
@@ -24,8 +25,7 @@ class Neighborhood(nn.Module):
     @property
     def crowd(self) -> Crowd:
         """Who may vote."""
-        places = torch.arange(len(self.z), device=self.z.device)
-        return Crowd(self.z, self.y, places < self.count)
+        return Crowd(self.z, self.y, taken(self.count, len(self.z)))
 
     @torch.no_grad()
     def forward(self, z: Tensor, y: Tensor, k: int, tau: float, share: float) -> Tensor:
@@ -43,7 +43,7 @@ class Neighborhood(nn.Module):
         if z.shape[-1] == 0:
             return
         size = len(self.z)
-        places = (self.count + torch.arange(len(z), device=z.device)) % size
-        self.z.index_copy_(0, places[-size:], F.normalize(z[-size:], dim=-1))
-        self.y.index_copy_(0, places[-size:], y[-size:])
+        places = next_places(self.count, size, len(z))
+        self.z.index_copy_(0, places, F.normalize(z[-size:], dim=-1))
+        self.y.index_copy_(0, places, y[-size:])
         self.count += len(z)
