@@ -481,3 +481,37 @@ def test_any_classifier_is_adapted_without_training_its_own_output_predicts(imag
     assert any((a - b).abs().max() > 0 for a, b in pairs)
     with pytest.raises(AdapterError, match=r"needs a model trained by vicinal \(.*its own output predicts\)"):
         adapt(net, "vnl", predict="labels")
+
+
+class _ConvolutionLast(torch.nn.Module):
+    """Its last linear layer, of five outputs, is not its classifier, of four."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = torch.nn.Conv2d(3, 6, 3), torch.nn.BatchNorm2d(6)
+        self.fc, self.out = torch.nn.Linear(6, 5), torch.nn.Conv2d(5, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.fc(self.norm(self.stem(x)).relu().mean((2, 3))).relu()
+        return self.out(z[..., None, None]).flatten(1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"update": "neighbors"},
+        {"update": "entropy", "agreement": 1.0},
+        {"update": "none", "predict": "neighbors"},
+    ],
+    ids=str,
+)
+def test_a_linear_layer_that_is_no_classifier_is_said_to_be_none(options: dict[str, Any]) -> None:
+    adapter = adapt(_ConvolutionLast(), "vnl", **options)
+    with pytest.raises(AdapterError, match=r"returns 4 logits and its last linear layer 5: name its class"):
+        adapter(torch.rand(9, 3, 16, 16))
+
+
+def test_entropy_alone_counts_no_classes(images: Any) -> None:
+    adapter = adapt(_ConvolutionLast(), "vnl", update="entropy")
+    assert adapter(images(9)).shape == (9, 4)

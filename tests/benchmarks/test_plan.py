@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from vicinal.data.augmix import AugMix
 from vicinal.errors import UnknownNameError
 
 DIGITS = Setting("Digits", "digits")
+OWN = Path(__file__).parents[2] / "benchmarks"
 ERM, SOFT = Row("ERM", "erm"), Row("Soft", "soft")
 
 
@@ -297,3 +299,23 @@ def test_options_arrive_as_methods_take_them() -> None:
 
 def test_plans_are_the_same_every_time() -> None:
     assert plan(load_spec("comparison")) == plan(load_spec("comparison"))
+
+
+def test_normalization_is_the_weights_own_and_goes_with_them() -> None:
+    plain = replace(DIGITS, backbone="efficientnet_lite0", weights="some/lite0.pth")
+    own = replace(plain, mean=(0.498,), std=(0.502,))
+    (one,), (other,) = (plan(spec(setting, ERM)).trainings for setting in (plain, own))
+    assert (other.request.mean, other.request.std) == ((0.498,), (0.502,))
+    assert one.key != other.key
+    (run,) = plan(spec(own, ERM), backbone="small").trainings
+    assert run.request.mean is run.request.std is None
+    both = plan(spec((plain, replace(own, name="Other")), ERM))
+    assert {run.key for run in both.trainings} == {one.key, other.key}
+
+
+@pytest.mark.parametrize("path", sorted(OWN.glob("*.toml")), ids=lambda path: path.stem)
+def test_specs_that_are_not_shipped_can_be_planned(path: Path) -> None:
+    made = load_spec(path)
+    runs = plan(made, seeds=1, weights="file.safetensors").measures
+    assert {run.row for run in runs} == {row.label for row in made.rows}
+    assert {run.setting for run in runs} == {setting.name for setting in made.settings}

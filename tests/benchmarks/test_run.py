@@ -82,6 +82,14 @@ def test_the_index_grows(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("content", ['{"a1": {', "[]"])
+def test_an_index_that_is_none_is_said_in_one_line_and_kept(tmp_path: Path, content: str) -> None:
+    (tmp_path / "models.json").write_text(content)
+    with pytest.raises(DataError, match=r"models\.json: .*; remove it, and it will be made anew$"):
+        write_index(Plan((), ()), tmp_path)
+    assert (tmp_path / "models.json").read_text() == content
+
+
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_of_the_models_only_what_was_taught_is_for_version_control(tmp_path: Path) -> None:
     write_index(Plan((), ()), tmp_path)

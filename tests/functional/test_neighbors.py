@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vicinal.functional.neighbors import neighbor_votes
+from vicinal.functional.neighbors import neighbor_votes, voted_labels
 from vicinal.types import Crowd
 
 
@@ -84,3 +84,44 @@ def test_features_of_zero_have_neighbors_like_any_other() -> None:
     z, y, crowd_z, crowd_y = made(2, 6)
     found = neighbor_votes(torch.zeros_like(z), y, crowd_of(crowd_z, crowd_y), 3, 0.1)
     assert found.isfinite().all()
+
+
+def rounds_by_hand(
+    z: Tensor, y: Tensor, crowd_z: Tensor, crowd_y: Tensor, k: int, tau: float, share: float, rounds: int
+) -> Tensor:
+    """Everybody is labelled by a loop in every round; who asks whom follows from features alone."""
+    everyone, own = torch.cat([z, crowd_z]), torch.cat([y, crowd_y])
+    said = own
+    for number in range(rounds):
+        heard = said**2 / (said**2).sum(-1, keepdim=True) if number else said
+        votes = torch.tensor(votes_by_hand(everyone, heard, z[:0], y[:0], k, tau), dtype=torch.double)
+        said = (1 - share) * own + share * votes
+    return said[: len(z)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "crowd", "k"), [(4, 30, 5), (4, 30, 20), (6, 0, 10), (1, 9, 2), (3, 2, 1), (5, 8, 50)]
+)
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_rounds_are_those_of_a_loop(batch: int, crowd: int, k: int, rounds: int, classes: int) -> None:
+    z, y, crowd_z, crowd_y = made(batch, crowd, classes)
+    found = voted_labels(z, y, crowd_of(crowd_z, crowd_y), k, 0.1, 0.7, rounds)
+    torch.testing.assert_close(found, rounds_by_hand(z, y, crowd_z, crowd_y, k, 0.1, 0.7, rounds))
+
+
+def test_room_for_samples_votes_in_no_round() -> None:
+    z, y, crowd_z, crowd_y = made(3, 8)
+    known = [True, False, True, True, False, False, True, False]
+    kept = [index for index, there in enumerate(known) if there]
+    crowd_y = torch.where(torch.tensor(known)[:, None], crowd_y, torch.zeros(()).double())  # as it begins
+    found = voted_labels(z, y, crowd_of(crowd_z, crowd_y, known), 4, 0.1, 0.8, 3)
+    expected = voted_labels(z, y, crowd_of(crowd_z[kept], crowd_y[kept]), 4, 0.1, 0.8, 3)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_sample_without_neighbors_keeps_its_label_in_every_round(rounds: int) -> None:
+    z, y, crowd_z, crowd_y = made(1, 4)
+    nobody = crowd_of(crowd_z, torch.zeros_like(crowd_y), [False] * 4)
+    torch.testing.assert_close(voted_labels(z, y, nobody, 3, 0.1, 0.8, rounds), y)

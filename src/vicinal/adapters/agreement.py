@@ -30,9 +30,8 @@ class Agreement(nn.Module):
         By it the last predictions are as unsure as they are likely to be wrong, see `expected_errors`.
         """
         self._keep(logits.detach(), says)
-        known = taken(self.count, len(self.logs)) & self.logs.isfinite().all(
-            -1
-        )  # a batch that broke down tells nothing of the others
+        # A batch that broke down tells nothing of the others.
+        known = taken(self.count, len(self.logs)) & self.logs.isfinite().all(-1)
         unsure = unsureness(self.logs, known)
         e = expected_errors((self.differs * known).sum(), known.sum(), unsure, kappa, prior)
         self.temperature.copy_(matched_temperature(self.logs, known, e))

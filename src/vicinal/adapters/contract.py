@@ -113,6 +113,11 @@ class Settings:
         if self.horizon is not None and not 0 < self.horizon < math.inf:
             raise ConfigError(f"a horizon is a number of images above 0, or None; not {self.horizon!r}")
 
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Options that play no part, as the others are."""
+        return ()
+
     def fallbacks(self, source: Trained) -> dict[str, Any]:
         """Return options for a model that lacks what the defaults take for granted."""
         return {}

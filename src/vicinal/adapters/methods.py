@@ -114,10 +114,14 @@ def adapt(
     chosen = trained.choice.get("methods", {}).get(method, {})
     kind = options.get("statistics", entry.defaults.statistics.kind)
     by_kind = chosen.get(kind.kind if isinstance(kind, StatisticsConfig) else kind, {})
+    fallbacks = entry.defaults.fallbacks(trained)
+    settings = configure(entry.defaults, {**fallbacks, **by_kind, **options})
     changed = {name for name, value in options.items() if by_kind.get(name, _default(entry, name)) != value}
+    changed -= {*settings.idle}
     void = {name for name, others in entry.defaults.chosen_with.items() if not changed.isdisjoint(others)}
-    by_kind = {name: value for name, value in by_kind.items() if name not in void}
-    settings = configure(entry.defaults, {**entry.defaults.fallbacks(trained), **by_kind, **options})
+    if void:
+        by_kind = {name: value for name, value in by_kind.items() if name not in void}
+        settings = configure(entry.defaults, {**fallbacks, **by_kind, **options})
     try:
         with torch.inference_mode(False):  # tensors made in that mode could never be updated
             return entry.build(trained, settings, inplace)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vicinal.adapters.ring import next_places, taken
-from vicinal.functional.neighbors import neighbor_votes
+from vicinal.functional.neighbors import voted_labels
 from vicinal.types import Crowd, Head
 
 
@@ -16,9 +16,10 @@ class Neighborhood(nn.Module):
     y: Tensor
     count: Tensor  # samples so far; the next one takes the place of the oldest
 
-    def __init__(self, size: int, head: Head) -> None:
+    def __init__(self, size: int, head: Head, spaces: int = 1) -> None:
+        """Make room for so many samples, each with its features in one space or side by side in several."""
         super().__init__()
-        self.register_buffer("z", torch.zeros_like(head.weight[:1]).repeat(size, 1))
+        self.register_buffer("z", torch.zeros_like(head.weight[:1]).repeat(size, spaces))
         self.register_buffer("y", torch.zeros_like(head.bias).repeat(size, 1))
         self.register_buffer("count", torch.zeros((), dtype=torch.long, device=head.bias.device))
 
@@ -28,14 +29,14 @@ class Neighborhood(nn.Module):
         return Crowd(self.z, self.y, taken(self.count, len(self.z)))
 
     @torch.no_grad()
-    def forward(self, z: Tensor, y: Tensor, k: int, tau: float, share: float) -> Tensor:
-        """Return y_hat = (1 - share) y + share y_near (N, C), y_near the votes of the nearest neighbors.
+    def forward(self, z: Tensor, y: Tensor, k: int, tau: float, share: float, rounds: int = 1) -> Tensor:
+        """Return y_hat (N, C), labels by votes of the nearest neighbors in so many rounds: `voted_labels`.
 
         A model whose features cannot be had has no neighbors: its own labels stand.
         """
         if z.shape[-1] == 0:
             return y
-        return torch.lerp(y, neighbor_votes(z, y, self.crowd, k, tau), share)
+        return voted_labels(z.to(self.z), y.to(self.y), self.crowd, k, tau, share, rounds)
 
     @torch.no_grad()
     def keep(self, z: Tensor, y: Tensor) -> None:
@@ -44,6 +45,6 @@ class Neighborhood(nn.Module):
             return
         size = len(self.z)
         places = next_places(self.count, size, len(z))
-        self.z.index_copy_(0, places, F.normalize(z[-size:], dim=-1))
-        self.y.index_copy_(0, places, y[-size:])
+        self.z.index_copy_(0, places, F.normalize(z[-size:], dim=-1).to(self.z))
+        self.y.index_copy_(0, places, y[-size:].to(self.y))
         self.count += len(z)

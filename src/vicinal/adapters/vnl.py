@@ -11,11 +11,14 @@ these is used was chosen on left-out domains.
 import copy
 import math
 from dataclasses import dataclass, field
+from functools import partial
+from numbers import Integral
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vicinal.adapters.agreement import Agreement
 from vicinal.adapters.contract import Adapter, Predict, Settings
@@ -43,7 +46,25 @@ Update = Literal["none", "marginal", "neighbors", "anchored", "entropy"]
 UPDATES: tuple[Update, ...] = get_args(Update)  # from what can go wrong least to what can most
 WITH_ANCHOR = ("marginal", "anchored")
 WITH_SHARES = ("marginal", "neighbors")
+OF_VOTES = ("neighbors", "crowd", "tau", "voted", "rounds", "joint")  # idle where no neighbor has a say
 LONGEST_WINDOW = 1e3  # of each class; far beyond it one image is lost in the rounding of the shares
+
+
+class Seen(NamedTuple):
+    """What the anchor sees in a batch."""
+
+    z: Tensor  # features (N, d)
+    logits: Tensor  # (N, C)
+
+
+def _is_count(value: Any) -> bool:
+    """Return whether a value is a whole number of at least 1; True is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a finite number; True is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass(frozen=True)
@@ -64,6 +85,10 @@ class VnlSettings(Settings):
     crowd: int = 30  # images of each class among which they are sought: the last of the stream
     tau: float = 0.1  # difference of cosines that makes a neighbor's vote e times as heavy
     voted: float = 0.8  # how much of a label is by votes; the rest is the model's own prediction
+    # Of votes that predict: in later ones neighbors vote as the one before has labelled them. More than one
+    # labels the whole crowd each time, at a cost that grows with its square.
+    rounds: int = 1
+    joint: bool = False  # whether neighbors are near by the anchor's features too: mean of both cosines
     marginal_weight: float = 3.0  # of the divergence of their class shares from those expected by the anchor
     window: float = 12.0  # images of each class over which these shares are averaged
     anchor_weight: float = 1.0  # of the cross-entropy with the anchor's labels
@@ -79,7 +104,7 @@ class VnlSettings(Settings):
     agreement_prior: float = 20.0  # images that the predictions' own word counts for
     chosen_with = MappingProxyType(
         {
-            "output_temperature": (*Settings.chosen_with["output_temperature"], "agreement"),
+            "output_temperature": (*Settings.chosen_with["output_temperature"], "agreement", *OF_VOTES),
             "doubt": ("lr",),
             "agreement": (*Settings.chosen_with["output_temperature"], "output_temperature"),
         }
@@ -89,10 +114,7 @@ class VnlSettings(Settings):
         "neighbor_weight",
         "share_weight",
         "share_window",
-        "neighbors",
-        "crowd",
-        "tau",
-        "voted",
+        *OF_VOTES,
         "agreement",
         "agreement_window",
         "agreement_prior",
@@ -105,10 +127,12 @@ class VnlSettings(Settings):
         weights = ("entropy", "neighbor", "share", "marginal", "anchor")
         if min(getattr(self, f"{name}_weight") for name in weights) < 0:
             raise ConfigError("vnl needs weights of at least 0")
-        if min(self.neighbors, self.crowd) < 1 or not self.tau > 0 or not 0 <= self.voted <= 1:
-            raise ConfigError(
-                "vnl needs neighbors and a crowd of at least 1, tau above 0 and voted between 0 and 1"
-            )
+        if not all(_is_count(n) for n in (self.neighbors, self.crowd, self.rounds)):
+            raise ConfigError("vnl needs neighbors, crowd and rounds that are whole numbers of at least 1")
+        if not (_is_number(self.tau) and self.tau > 0 and _is_number(self.voted) and 0 <= self.voted <= 1):
+            raise ConfigError("vnl needs a tau above 0 and voted between 0 and 1")
+        if not isinstance(self.joint, bool):
+            raise ConfigError(f"joint is true or false, not {self.joint!r}")
         counts = (self.agreement, self.agreement_prior)
         numbers = all(isinstance(value, int | float) and 0 <= value < math.inf for value in counts)
         if not numbers or not isinstance(self.agreement_window, int) or self.agreement_window < 1:
@@ -120,9 +144,13 @@ class VnlSettings(Settings):
                 raise ConfigError(
                     f"vnl needs windows of above 0 to {LONGEST_WINDOW:g} images of each class, not {window}"
                 )
-        number = isinstance(self.doubt, int | float) and not isinstance(self.doubt, bool)
-        if self.doubt is not None and not (number and 0 <= self.doubt <= 1):
+        if self.doubt is not None and not (_is_number(self.doubt) and 0 <= self.doubt <= 1):
             raise ConfigError(f"doubt is a number from 0 to 1, or None; not {self.doubt!r}")
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """The options of votes, where nobody votes."""
+        return () if "neighbors" in (self.predict, self.update) else OF_VOTES
 
     def fallbacks(self, source: Trained) -> dict[str, Any]:
         """Return that own output predicts where there is no phi to give labels."""
@@ -152,7 +180,8 @@ class Vnl(Adapter):
     how much the anchor doubts its predictions of the stream, `doubt` how much left-out models did on the
     streams on which lr was chosen. Whether and how it updates, the step size, whether Adam's momentum starts
     from rest, and who predicts (own output, labels by phi or votes of neighbors) were chosen there too; a
-    model without left-out models takes the defaults and predicts by its own output. Prediction after the
+    model without left-out models takes the defaults and predicts by its own output. Votes that predict may
+    be taken in several `rounds`, and by features of model and anchor together (`joint`). Prediction after the
     update; with `agreement`, divided by the temperature at which the last predictions are as unsure as they
     are likely to be wrong, by how often the anchor differs (`vicinal.functional.calibration`).
     """
@@ -171,7 +200,8 @@ class Vnl(Adapter):
         if self.settings.predict == "labels":
             self.labeler = StreamLabeler(fitted(source.predict_phi), head)
         if self.has_neighbors:
-            self.neighborhood = Neighborhood(self.settings.crowd * len(head.bias), head)
+            spaces = 2 if self.looks_twice else 1
+            self.neighborhood = Neighborhood(self.settings.crowd * len(head.bias), head, spaces)
         if self.has_anchor:
             self.anchor = copy.deepcopy(self.model).eval().requires_grad_(False)
             self.anchor_norm = NormStatistics(self.anchor, self.settings.statistics)
@@ -190,15 +220,15 @@ class Vnl(Adapter):
 
     def adapt(self, x: Tensor) -> Tensor:
         """Update on the batch, then predict it, by labels or not, as sure as the settings say."""
-        says = None if self.settings.update == "none" else self._learn(x)
+        seen = None if self.settings.update == "none" else self._learn(x)
         z, logits = predict(self, x)
-        y_hat = self._labels(z, logits)
+        y_hat = self._labels(z, logits, seen)
         if self.has_neighbors:
-            self.neighborhood.keep(z, logits.softmax(-1))
+            self.neighborhood.keep(self._beside(z, seen), logits.softmax(-1))
         found = logits if y_hat is None else as_logits(y_hat)
         if not self.heeds_agreement:
             return found
-        settings = self.settings
+        settings, says = self.settings, None if seen is None else seen.logits.argmax(-1)
         T: Tensor = self.agreement(found, says, settings.agreement, settings.agreement_prior)
         return found / T
 
@@ -213,9 +243,14 @@ class Vnl(Adapter):
         return self.settings.agreement > 0 and self.settings.update != "none"
 
     @property
+    def looks_twice(self) -> bool:
+        """Whether neighbors are near by the anchor's features too; not updated, the model is the anchor."""
+        return self.settings.joint and self.has_neighbors and self.settings.update != "none"
+
+    @property
     def has_anchor(self) -> bool:
         """Whether a frozen source model goes along."""
-        return self.settings.update in WITH_ANCHOR or self.heeds_agreement
+        return self.settings.update in WITH_ANCHOR or self.heeds_agreement or self.looks_twice
 
     @property
     def divided_by(self) -> float | Tensor:
@@ -223,10 +258,11 @@ class Vnl(Adapter):
         given = super().divided_by
         return given * self.agreement.temperature if self.heeds_agreement else given
 
-    def _labels(self, z: Tensor, logits: Tensor) -> Tensor | None:
+    def _labels(self, z: Tensor, logits: Tensor, seen: Seen | None) -> Tensor | None:
         """Return the labels that predict a batch, by nearest neighbors or by phi; None: own output does."""
         if self.settings.predict == "neighbors":
-            return self._voted(z, logits)
+            self._check(logits)
+            return self._voted(self._beside(z, seen), logits, self.settings.rounds)
         if self.settings.predict == "own":
             return None
         draws = self.settings.num_samples
@@ -234,14 +270,15 @@ class Vnl(Adapter):
         self.draws = self.labeler.draws
         return y_hat
 
-    def _learn(self, x: Tensor) -> Tensor | None:
-        """Update on the batch; return the classes that the anchor sees in it, where there is one."""
+    def _learn(self, x: Tensor) -> Seen | None:
+        """Update on the batch; return what the anchor sees in it, where there is one."""
         with Branch(x.device) as branch:  # the anchor's pass beside the model's own
             seen = self._by_anchor(x) if self.has_anchor else None
             held = self._held(seen, len(x))
 
         def loss(z: Tensor, logits: Tensor) -> Tensor:
             branch.join()
+            self._check(logits)
             entropy = self.settings.entropy_weight * prediction_entropy(logits)
             return entropy if held is None else entropy + held(z, logits)
 
@@ -249,44 +286,64 @@ class Vnl(Adapter):
             logits = update(self, x, loss)
         if self.settings.update in WITH_SHARES:
             self._join("predicted", logits.softmax(-1).mean(0), len(x))
-        return None if seen is None else seen[1].argmax(-1)
+        return seen
 
     @torch.no_grad()
-    def _by_anchor(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _by_anchor(self, x: Tensor) -> Seen:
         """Return features and logits of a batch by the anchor, on statistics of its own."""
         self.anchor_norm.begin()
         with self.anchor_norm.predicting(len(x)):
             z, logits = self.anchor.features_and_logits(x)
-        return z, logits
+        self._check(logits)
+        return Seen(z, logits)
 
-    def _held(self, seen: tuple[Tensor, Tensor] | None, images: int) -> Loss | None:
+    def _check(self, logits: Tensor) -> None:
+        """Raise if classes are counted and the linear layer that was found has others than the logits."""
+        found, counted = len(self.model.linear.bias), self.settings.update in WITH_SHARES
+        if (counted or self.has_neighbors or self.heeds_agreement) and logits.shape[-1] != found:
+            raise AdapterError(
+                f"the model returns {logits.shape[-1]} logits and its last linear layer {found}: "
+                "name its classifier, as in adapt(model, 'vnl', head='classifier.3')"
+            )
+
+    def _held(self, seen: Seen | None, images: int) -> Loss | None:
         """Return what holds the entropy, of z and logits: neighbors, or what an anchor has seen."""
         settings = self.settings
         if settings.update == "neighbors":
-            return self._by_neighbors
+            return partial(self._by_neighbors, seen)
         if settings.update not in WITH_ANCHOR or seen is None:
             return None
         if settings.update == "anchored":
             y_anchor = self._anchor_labels(*seen)
             return lambda z, logits: settings.anchor_weight * soft_cross_entropy(logits, y_anchor)
-        pi, fade = self._expected(seen[1]), self._fade(images)
+        pi, fade = self._expected(seen.logits), self._fade(images)
         weight = settings.marginal_weight
         return lambda z, logits: weight * share_divergence(logits, self.predicted, pi, fade)
 
-    def _by_neighbors(self, z: Tensor, logits: Tensor) -> Tensor:
+    def _by_neighbors(self, seen: Seen | None, z: Tensor, logits: Tensor) -> Tensor:
         """Return CE(y_near, p) and KL[m || p_bar], weighted: what neighbors say, and the classes' shares."""
         settings = self.settings
-        label = soft_cross_entropy(logits, self._voted(z, logits))
+        label = soft_cross_entropy(logits, self._voted(self._beside(z, seen), logits, 1))
         return settings.neighbor_weight * label + settings.share_weight * gentle_divergence(
             logits, self.predicted
         )
 
     @torch.no_grad()
-    def _voted(self, z: Tensor, logits: Tensor) -> Tensor:
+    def _beside(self, z: Tensor, seen: Seen | None) -> Tensor:
+        """Return by which features neighbors are sought: the model's, with the anchor's beside or without.
+
+        Each at unit length, so that the cosine of both together is the mean of both.
+        """
+        if not self.looks_twice or seen is None:
+            return z
+        return torch.cat([F.normalize(z, dim=-1), F.normalize(seen.z, dim=-1)], -1)
+
+    @torch.no_grad()
+    def _voted(self, z: Tensor, logits: Tensor, rounds: int) -> Tensor:
         """Return the labels of a batch by its nearest neighbors."""
         settings = self.settings
         y_near: Tensor = self.neighborhood(
-            z, logits.softmax(-1), settings.neighbors, settings.tau, settings.voted
+            z, logits.softmax(-1), settings.neighbors, settings.tau, settings.voted, rounds
         )
         return y_near
 

@@ -199,9 +199,9 @@ def _real_setting(
                 changes[name] = None if given[name] is None else {**old, **given[name]}
         setting = replace(setting, **changes)
     if backbone is not None:
-        # Weights from a file are those of the old backbone.
+        # Weights from a file, and what they are normalized by, are those of the old backbone.
         kept = setting.weights if setting.weights in (None, "none", "timm") else None
-        setting = replace(setting, backbone=backbone, weights=kept)
+        setting = replace(setting, backbone=backbone, weights=kept, mean=None, std=None)
     if iterations is not None:
         setting = replace(setting, training={**setting.training, "iterations": iterations})
     return setting if weights is None else replace(setting, weights=weights)
@@ -209,7 +209,8 @@ def _real_setting(
 
 def _same_models(one: Setting, other: Setting) -> bool:
     """Return whether two columns differ in nothing that training sees: they then share their models."""
-    names = ("data", "data_options", "sources", "backbone", "weights", "size", "training", "out_of_fold")
+    of_data, of_net = ("data", "data_options", "sources"), ("backbone", "weights", "size", "mean", "std")
+    names = (*of_data, *of_net, "training", "out_of_fold")
     held_out = one.sources != () or groups_of(one) == groups_of(other)
     return held_out and all(getattr(one, name) == getattr(other, name) for name in names)
 
@@ -278,6 +279,8 @@ def _training(
         backbone=setting.backbone,
         weights=setting.weights,
         size=setting.size,
+        mean=setting.mean,
+        std=setting.std,
         seed=seed,
         data_options=dict(setting.data_options),
         training={**real_options(setting.training), "algorithm": algorithm},

@@ -126,7 +126,7 @@ def write_index(plan: Plan, out: Path) -> None:
     """Write which key is which model, beside those of earlier plans, and what is not for version control."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / INDEX
-    index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    index = _index_before(path)
     for run in plan.trainings:
         index[run.key] = {
             "algorithm": run.algorithm,
@@ -137,6 +137,19 @@ def write_index(plan: Plan, out: Path) -> None:
         }
     write_text(path, json.dumps(index, indent=1, sort_keys=True) + "\n")
     (out / ".gitignore").write_text("".join(f"{line}\n" for line in IGNORED), encoding="utf-8")
+
+
+def _index_before(path: Path) -> dict[str, Any]:
+    """Return what an index says already."""
+    if not path.exists():
+        return {}
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path}: damaged ({error}); remove it, and it will be made anew") from None
+    if not isinstance(index, dict):
+        raise DataError(f"{path}: damaged (no table of models); remove it, and it will be made anew")
+    return index
 
 
 def write_choices(plan: Plan, place: Place) -> None:

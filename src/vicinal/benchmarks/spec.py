@@ -29,6 +29,8 @@ class Setting:
     backbone: str | None = None
     weights: str | None = None
     size: int | None = None  # side of the images in pixels
+    mean: tuple[float, ...] | None = None  # normalization, where weights from a file need their own
+    std: tuple[float, ...] | None = None
     stream: str = "online"
     batch_size: int = 20
     alpha: float = 0.5  # of a label-shifted stream
@@ -244,6 +246,8 @@ READERS: dict[type, dict[str, Reader]] = {
         "backbone": _text,
         "weights": _text,
         "size": _whole,
+        "mean": _list(_number),
+        "std": _list(_number),
         "stream": _text,
         "batch_size": _whole,
         "alpha": _number,

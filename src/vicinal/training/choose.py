@@ -313,7 +313,10 @@ def label_lesson(phi: StreamInferenceNet, lesson: Lesson) -> Tensor:
 
 @torch.no_grad()
 def vote_lesson(lesson: Lesson, settings: VnlSettings) -> Tensor:
-    """Return the labels that nearest neighbors give online along a recorded stream (M, C)."""
+    """Return the labels that nearest neighbors give online along a recorded stream (M, C), in one round.
+
+    Of an anchor's features a lesson knows nothing, so neighbors are near by the model's own.
+    """
     head = first_head(lesson)
     neighborhood = Neighborhood(settings.crowd * len(head.bias), head)
     voted = []
