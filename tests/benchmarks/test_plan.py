@@ -3,7 +3,6 @@
 import hashlib
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from vicinal.data.augmix import AugMix
 from vicinal.errors import UnknownNameError
 
 DIGITS = Setting("Digits", "digits")
-OWN = Path(__file__).parents[2] / "benchmarks"
 ERM, SOFT = Row("ERM", "erm"), Row("Soft", "soft")
 
 
@@ -311,11 +309,3 @@ def test_normalization_is_the_weights_own_and_goes_with_them() -> None:
     assert run.request.mean is run.request.std is None
     both = plan(spec((plain, replace(own, name="Other")), ERM))
     assert {run.key for run in both.trainings} == {one.key, other.key}
-
-
-@pytest.mark.parametrize("path", sorted(OWN.glob("*.toml")), ids=lambda path: path.stem)
-def test_specs_that_are_not_shipped_can_be_planned(path: Path) -> None:
-    made = load_spec(path)
-    runs = plan(made, seeds=1, weights="file.safetensors").measures
-    assert {run.row for run in runs} == {row.label for row in made.rows}
-    assert {run.setting for run in runs} == {setting.name for setting in made.settings}
