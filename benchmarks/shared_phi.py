@@ -25,16 +25,17 @@ from typing import Any
 from torch import Tensor
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.adapters.vnl import Vnl, VnlSettings
+from vicinal.adapters.vnl import Vnl
+from vicinal.adapters.vnl_settings import VnlSettings
 from vicinal.benchmarks.prepare import roles_for
 from vicinal.checkpoint import Trained, load
 from vicinal.data.domains import LabelledImages, Roles
 from vicinal.evaluation.metrics import accuracy, ece, nll
 from vicinal.models.inference import StreamInferenceNet
-from vicinal.training.choose import label_lesson
 from vicinal.training.config import OutOfFoldConfig
 from vicinal.training.fit_phi import fit_phi
 from vicinal.training.left_out import Fold, LeftOutStream, Lesson, left_out_streams, play_all, streams_of
+from vicinal.training.predictors import label_lesson
 from vicinal.versions import versions
 
 CONFIG = OutOfFoldConfig(stream_images=400, marginals=(1.0, 0.5))

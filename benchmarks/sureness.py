@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from vicinal.adapters.passes import as_logits
-from vicinal.adapters.vnl import Vnl, VnlSettings
+from vicinal.adapters.vnl import Vnl
+from vicinal.adapters.vnl_settings import VnlSettings
 from vicinal.benchmarks.place import TAUGHT, Place
 from vicinal.benchmarks.plan import TrainRun, plan
 from vicinal.benchmarks.prepare import load_for, prepare_training
@@ -33,8 +34,8 @@ from vicinal.benchmarks.spec import load_spec
 from vicinal.checkpoint import load_taught
 from vicinal.evaluation.metrics import accuracy, ece, nll
 from vicinal.functional.calibration import fitted_temperature
-from vicinal.training.choose import vote_lesson
 from vicinal.training.left_out import LeftOutStream, play_all
+from vicinal.training.predictors import vote_lesson
 from vicinal.training.progress import Silent, StopRequest
 from vicinal.training.sureness import Told, agreeing
 from vicinal.training.train import Run, all_left_out_streams

@@ -11,7 +11,7 @@ from vicinal.adapters import methods
 from vicinal.adapters.contract import Adapter, Settings
 from vicinal.adapters.methods import METHODS, adapt, configure, register
 from vicinal.adapters.statistics import StatisticsConfig
-from vicinal.adapters.vnl import VnlSettings
+from vicinal.adapters.vnl_settings import VnlSettings
 from vicinal.data.augment import Augment
 from vicinal.errors import ConfigError, UnknownNameError
 from vicinal.registry import Registry

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, relu
 
 from vicinal.adapters.methods import adapt
-from vicinal.adapters.vnl import VnlSettings
+from vicinal.adapters.vnl_settings import VnlSettings
 from vicinal.errors import AdapterError, ConfigError
 
 LR, SEED, DRAWS = 1e-3, 3, 3

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vicinal.adapters.contract import Settings
 from vicinal.adapters.methods import adapt, told
-from vicinal.adapters.vnl import VnlSettings
+from vicinal.adapters.vnl_settings import VnlSettings
 from vicinal.errors import ConfigError
 
 LR, HORIZON = 1e-3, 1000
@@ -260,6 +260,7 @@ def test_any_classifier_is_adapted_by_neighbors_without_training(images: Any) ->
     [
         {"neighbors": 0},
         {"crowd": 0},
+        {"crowd_limit": 0},
         {"tau": 0.0},
         {"voted": 1.1},
         {"rounds": 0},

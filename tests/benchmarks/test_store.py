@@ -1,5 +1,6 @@
 """Records of a benchmark on disk: once each, whole or not at all, whoever writes and whenever it ends."""
 
+import gzip
 import json
 import multiprocessing
 from dataclasses import replace
@@ -195,3 +196,39 @@ def test_a_line_that_is_no_record_is_named_too(tmp_path: Path) -> None:
     store.path.write_bytes(store.path.read_bytes() + record(1).to_json().encode() + b"\n")
     with pytest.raises(DataError, match="line 2: not a record"):
         store.records()
+
+
+def pack(store: Store) -> None:
+    """Do what `gzip records.jsonl` does."""
+    store.packed.write_bytes(gzip.compress(store.path.read_bytes()))
+    store.path.unlink()
+
+
+def test_packed_records_are_there_and_not_made_again(tmp_path: Path) -> None:
+    before = Store(tmp_path)
+    before.append(record(0))
+    before.append(record(1))
+    pack(before)
+    store = Store(tmp_path)
+    assert store.done() == {(one.protocol["benchmark"]["key"], "90") for one in (record(0), record(1))}
+    assert not store.append(record(0))
+    assert store.append(record(2))
+    assert [one.seed for one in Store(tmp_path).records()] == [0, 1, 2]
+    assert len(store.path.read_text().splitlines()) == 1, "the packed file is left as it is"
+
+
+def test_records_that_were_packed_and_kept_count_once(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.append(record(0))
+    lines = store.path.read_bytes()
+    pack(store)
+    store.path.write_bytes(lines)
+    assert [one.seed for one in Store(tmp_path).records()] == [0]
+
+
+def test_a_packed_record_of_another_protocol_is_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    append_record(store.path, replace(record(0), method="hard"))
+    pack(store)
+    with pytest.raises(DataError, match=r"records\.jsonl\.gz, record 1: its key"):
+        Store(tmp_path).done()

@@ -9,20 +9,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vicinal.adapters.methods import METHODS, adapt, configure
-from vicinal.adapters.vnl import Vnl, VnlSettings
+from vicinal.adapters.vnl import Vnl
+from vicinal.adapters.vnl_settings import OF_VOTES, VOTES, VnlSettings
 from vicinal.checkpoint import Trained
 from vicinal.data.domains import SourceDomain
 from vicinal.functional.calibration import fitted_temperature
-from vicinal.functional.memory import empty_memory
-from vicinal.models.inference import StreamInferenceNet
 from vicinal.training import choose
-from vicinal.training.choose import Chosen, Row, choose_rule, label_lesson, safest, surest
+from vicinal.training.choose import Chosen, Row, choose_rule, safest, surest
 from vicinal.training.config import OutOfFoldConfig, TrainConfig
-from vicinal.training.left_out import Fold, LeftOutStream, Lesson, left_out_streams, predict_all
+from vicinal.training.left_out import Fold, LeftOutStream, left_out_streams, predict_all
 from vicinal.training.progress import Silent
 from vicinal.training.sureness import Sureness, Told, fitted_sureness
 from vicinal.training.train import ModelSpec, train
-from vicinal.types import Head
 
 MakeSources = Callable[..., list[SourceDomain]]
 CONFIG = OutOfFoldConfig(
@@ -251,78 +249,36 @@ def test_a_smaller_set_of_candidates_is_enough(options: dict[str, Any], streams:
     assert {"vnl", *replace(CONFIG, **options).baselines} == set(found.methods)
 
 
-def test_neighbors_are_tried_as_an_adapter_runs_them(streams: list[LeftOutStream]) -> None:
+@pytest.mark.parametrize("votes", VOTES)
+@pytest.mark.parametrize("update", ["none", "marginal", "neighbors"])
+def test_neighbors_are_tried_as_an_adapter_runs_them(
+    update: Any, votes: Any, streams: list[LeftOutStream]
+) -> None:
     """What stands in the table for votes of neighbors, made from what was recorded, is what they predict."""
-    options = {"updates": ("neighbors",), "predictors": ("own", "neighbors"), "step_sizes": (1e-3,)}
-    config = replace(CONFIG, epochs=1, baselines=(), from_rest=(False,), **options)
+    options = {"updates": (update,), "predictors": ("own", "neighbors"), "step_sizes": (1e-2,)}
+    config = replace(CONFIG, epochs=1, baselines=(), from_rest=(False,), votes=votes, **options)
     found = choose_rule(streams, config, 0, Silent())
-    assert [(row.update, row.predict) for row in found.table] == [
-        ("neighbors", "own"),
-        ("neighbors", "neighbors"),
-    ]
+    assert [(row.update, row.predict) for row in found.table] == [(update, "own"), (update, "neighbors")]
+    rule = found.methods["vnl"]["stream"]
     for row in found.table:
-        right = []
+        right, nll = [], []
         for stream in streams:
             told = {"update": row.update, "predict": row.predict, "lr": row.lr, "from_rest": False}
-            adapter = adapt(stream.trained, "vnl", **told)
+            adapter = adapt(stream.trained, "vnl", doubt=rule["doubt"], **told, **VOTES[votes])
             p = torch.cat([adapter(x) for x in stream.stream.batches(torch.device("cpu"))])
             right.append(float((p.argmax(-1) == stream.labels).float().mean()))
+            nll.append(float(F.cross_entropy(p, stream.labels)))
         assert row.accuracy == pytest.approx(sum(right) / len(right))
-    assert found.methods["vnl"]["stream"]["predict"] == next(row.predict for row in found.table if row.chosen)
+        assert row.nll == pytest.approx(sum(nll) / len(nll), abs=1e-4)
+    assert rule["predict"] == next(row.predict for row in found.table if row.chosen)
+    voting = "neighbors" in (rule["update"], rule["predict"])
+    assert {name for name in rule if name in OF_VOTES} == (set(VOTES[votes]) if voting else set())
 
 
 def test_one_predictor_is_enough(streams: list[LeftOutStream]) -> None:
     config = replace(CONFIG, epochs=1, baselines=(), updates=("none",), predictors=("neighbors",))
     found = choose_rule(streams[:1], config, 0, Silent())
     assert [(row.predict, row.chosen) for row in found.table] == [("own", False), ("neighbors", True)]
-
-
-def make_lesson(steps: int = 4) -> Lesson:
-    generator = torch.Generator().manual_seed(0)
-    z = torch.randn(steps, 8, 5, generator=generator)
-    head = Head(torch.randn(steps, 3, 5, generator=generator), torch.randn(steps, 3, generator=generator))
-    logits = torch.einsum("tnd,tcd->tnc", z, head.weight) + head.bias.unsqueeze(1)
-    return Lesson(z, logits, head, torch.zeros(steps, 8, dtype=torch.long))
-
-
-def make_phi() -> StreamInferenceNet:
-    phi, generator = StreamInferenceNet(hidden=6, reference_batch=8), torch.Generator().manual_seed(1)
-    for parameter in phi.parameters():
-        parameter.data.copy_(0.5 * torch.randn(parameter.shape, generator=generator))
-    return phi
-
-
-def test_a_lesson_is_labelled_online_with_the_head_of_each_step() -> None:
-    phi, lesson = make_phi(), make_lesson()
-    phi.low.fill_(-1.0)  # a range that the lesson leaves, so that trust has a part
-    phi.high.fill_(1.0)
-    memory = empty_memory(Head(lesson.head.weight[0], lesson.head.bias[0]))
-    expected = []
-    for step in range(4):
-        head = Head(lesson.head.weight[step], lesson.head.bias[step])
-        w, memory = phi(lesson.z[step], lesson.logits[step], head, memory)
-        y_w = (lesson.z[step] @ w.mean.T + w.bias).softmax(-1)
-        trust = (y_w * phi.trust(memory, head)).sum(-1, keepdim=True)
-        expected.append(trust * y_w + (1 - trust) * lesson.logits[step].softmax(-1))
-    found = label_lesson(phi, lesson)
-    assert found.shape == (32, 3)
-    assert not found.requires_grad
-    torch.testing.assert_close(found, torch.cat(expected))
-
-
-def test_labels_of_a_step_do_not_know_the_steps_after() -> None:
-    phi, lesson = make_phi(), make_lesson()
-    first = Lesson(
-        lesson.z[:2], lesson.logits[:2], Head(lesson.head.weight[:2], lesson.head.bias[:2]), lesson.y[:2]
-    )
-    assert torch.equal(label_lesson(phi, lesson)[:16], label_lesson(phi, first))
-
-
-def test_an_unfitted_phi_says_what_the_model_says() -> None:
-    lesson = make_lesson()
-    torch.testing.assert_close(
-        label_lesson(StreamInferenceNet(reference_batch=8), lesson), lesson.logits.softmax(-1).flatten(0, 1)
-    )
 
 
 def test_a_temperature_is_fitted_to_what_each_candidate_predicts(streams: list[LeftOutStream]) -> None:

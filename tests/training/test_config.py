@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -109,14 +110,23 @@ def test_models_from_before_an_option_keep_their_identity() -> None:
     assert set(plain) == FIRST, "a new option belongs into LATER, or every model there is gets another name"
     assert {**identity(TrainConfig(average=0.5))} == {**plain, "average": 0.5}
     told = as_dict(TrainConfig()) | as_dict(OutOfFoldConfig())
-    assert all(told[name] == value for name, value in LATER.items())
+    # How neighbors vote counts only where they may, which they did not.
+    assert all(told[name] == value for name, value in LATER.items() if name != "votes")
 
 
 def test_choices_from_before_an_option_keep_their_identity() -> None:
     plain = identity(OutOfFoldConfig())
     assert set(plain) == FIRST_CHOICES, "a new option belongs into LATER, or all choices get another name"
-    more = OutOfFoldConfig(predictors=("own", "neighbors"))
-    assert identity(more) == {**plain, "predictors": ["own", "neighbors"]}
+    once = OutOfFoldConfig(predictors=("own", "neighbors"), votes="once")
+    assert identity(once) == {**plain, "predictors": ["own", "neighbors"]}
+    assert identity(replace(once, votes="rounds")) == {**identity(once), "votes": "rounds"}
+    assert identity(OutOfFoldConfig(updates=("neighbors",)))["votes"] == "rounds"
+    assert identity(OutOfFoldConfig(votes="once")) == plain
+
+
+def test_an_unknown_way_to_vote_lists_the_known_ones() -> None:
+    with pytest.raises(VicinalError, match="once, rounds"):
+        OutOfFoldConfig(votes="twice")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("predictors", [(), ("own", "before"), ("votes",)])

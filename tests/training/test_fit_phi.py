@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from vicinal.functional.memory import batch_memory, centres, empty_memory, evidence, remember, source_rows
 from vicinal.models.inference import StreamInferenceNet
-from vicinal.training.choose import label_lesson
 from vicinal.training.config import OutOfFoldConfig
 from vicinal.training.fit_phi import concatenate, fit_phi, memories, variational_loss
 from vicinal.training.left_out import Lesson
+from vicinal.training.predictors import label_lesson
 from vicinal.types import Head, StreamMemory
 
 CLASSES, WIDTH, BATCH, STEPS = 5, 8, 20, 12

@@ -12,7 +12,8 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from vicinal.adapters.methods import METHODS, adapt
-from vicinal.adapters.vnl import Vnl, VnlSettings
+from vicinal.adapters.vnl import Vnl
+from vicinal.adapters.vnl_settings import VnlSettings
 from vicinal.checkpoint import Trained
 from vicinal.data.domains import LabelledImages, SourceDomain
 from vicinal.errors import ConfigError, VicinalError

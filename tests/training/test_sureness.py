@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vicinal.adapters.vnl import VnlSettings
+from vicinal.adapters.vnl_settings import VnlSettings
 from vicinal.functional.calibration import fitted_temperature
 from vicinal.training.sureness import Sureness, Told, agreeing, fitted_sureness
 

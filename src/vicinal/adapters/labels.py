@@ -6,7 +6,8 @@ from vicinal.adapters.contract import Adapter
 from vicinal.adapters.labeler import StreamLabeler
 from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import as_logits, predict
-from vicinal.adapters.vnl import VnlSettings, fitted
+from vicinal.adapters.vnl import fitted
+from vicinal.adapters.vnl_settings import VnlSettings
 from vicinal.checkpoint import Trained
 
 

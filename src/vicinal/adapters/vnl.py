@@ -10,26 +10,24 @@ these is used was chosen on left-out domains.
 
 import copy
 import math
-from dataclasses import dataclass, field
 from functools import partial
-from numbers import Integral
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from vicinal.adapters.agreement import Agreement
-from vicinal.adapters.contract import Adapter, Predict, Settings
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.labeler import StreamLabeler
 from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.neighborhood import Neighborhood
 from vicinal.adapters.passes import Loss, as_logits, optimizer_for, predict, update
-from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
+from vicinal.adapters.statistics import NormStatistics
+from vicinal.adapters.vnl_settings import WITH_ANCHOR, WITH_SHARES, VnlSettings
 from vicinal.checkpoint import Trained
-from vicinal.errors import AdapterError, ConfigError
+from vicinal.errors import AdapterError
 from vicinal.functional.losses import prediction_entropy, soft_cross_entropy
+from vicinal.functional.neighbors import side_by_side
 from vicinal.functional.shares import (
     doubt_share,
     effective_images,
@@ -42,119 +40,12 @@ from vicinal.functional.shares import (
 from vicinal.graphs import Branch
 from vicinal.models.inference import StreamInferenceNet
 
-Update = Literal["none", "marginal", "neighbors", "anchored", "entropy"]
-UPDATES: tuple[Update, ...] = get_args(Update)  # from what can go wrong least to what can most
-WITH_ANCHOR = ("marginal", "anchored")
-WITH_SHARES = ("marginal", "neighbors")
-OF_VOTES = ("neighbors", "crowd", "tau", "voted", "rounds", "joint")  # idle where no neighbor has a say
-LONGEST_WINDOW = 1e3  # of each class; far beyond it one image is lost in the rounding of the shares
-
 
 class Seen(NamedTuple):
     """What the anchor sees in a batch."""
 
     z: Tensor  # features (N, d)
     logits: Tensor  # (N, C)
-
-
-def _is_count(value: Any) -> bool:
-    """Return whether a value is a whole number of at least 1; True is none."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether a value is a finite number; True is none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-@dataclass(frozen=True)
-class VnlSettings(Settings):
-    """What `vnl` can be told besides what every method can."""
-
-    statistics: StatisticsConfig = field(default_factory=StatisticsConfig)
-    predict: Predict = "labels"
-    horizon: float | None = 1000.0
-    from_rest: bool = True
-    # Entropy with labels by nearest neighbors, with an anchor's class shares or labels, or alone; or none.
-    update: Update = "marginal"
-    entropy_weight: float = 1.0  # of the entropy of the model's own predictions
-    neighbor_weight: float = 1.0  # of the cross-entropy with the labels by nearest neighbors
-    share_weight: float = 1.0  # of the divergence of a batch's class shares from those along the stream
-    share_window: float = 60.0  # images of each class over which those are averaged
-    neighbors: int = 10  # nearest ones that vote, fewer where a class can have no more of them
-    crowd: int = 30  # images of each class among which they are sought: the last of the stream
-    tau: float = 0.1  # difference of cosines that makes a neighbor's vote e times as heavy
-    voted: float = 0.8  # how much of a label is by votes; the rest is the model's own prediction
-    # Of votes that predict: in later ones neighbors vote as the one before has labelled them. More than one
-    # labels the whole crowd each time, at a cost that grows with its square.
-    rounds: int = 1
-    joint: bool = False  # whether neighbors are near by the anchor's features too: mean of both cosines
-    marginal_weight: float = 3.0  # of the divergence of their class shares from those expected by the anchor
-    window: float = 12.0  # images of each class over which these shares are averaged
-    anchor_weight: float = 1.0  # of the cross-entropy with the anchor's labels
-    # How much a frozen model doubted its predictions where lr was chosen: where the anchor doubts less, there
-    # is less to learn and steps are that much shorter. None: they are not. With update="marginal" alone.
-    doubt: float | None = None
-    # How many errors it stands for where a prediction differs from the frozen source model's: kappa of
-    # `expected_errors`. After an update predictions then are as sure as both agree; 0: as sure as they are.
-    # For steps that move the model: one that stays where it is agrees with itself, and would be sure of
-    # anything. Of an export it is no part.
-    agreement: float = 0.0
-    agreement_window: int = 200  # images over which that is counted
-    agreement_prior: float = 20.0  # images that the predictions' own word counts for
-    chosen_with = MappingProxyType(
-        {
-            "output_temperature": (*Settings.chosen_with["output_temperature"], "agreement", *OF_VOTES),
-            "doubt": ("lr",),
-            "agreement": (*Settings.chosen_with["output_temperature"], "output_temperature"),
-        }
-    )
-    later: ClassVar[tuple[str, ...]] = (
-        *Settings.later,
-        "neighbor_weight",
-        "share_weight",
-        "share_window",
-        *OF_VOTES,
-        "agreement",
-        "agreement_window",
-        "agreement_prior",
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.update not in UPDATES:
-            raise ConfigError(f"unknown update '{self.update}': choose from {', '.join(UPDATES)}")
-        weights = ("entropy", "neighbor", "share", "marginal", "anchor")
-        if min(getattr(self, f"{name}_weight") for name in weights) < 0:
-            raise ConfigError("vnl needs weights of at least 0")
-        if not all(_is_count(n) for n in (self.neighbors, self.crowd, self.rounds)):
-            raise ConfigError("vnl needs neighbors, crowd and rounds that are whole numbers of at least 1")
-        if not (_is_number(self.tau) and self.tau > 0 and _is_number(self.voted) and 0 <= self.voted <= 1):
-            raise ConfigError("vnl needs a tau above 0 and voted between 0 and 1")
-        if not isinstance(self.joint, bool):
-            raise ConfigError(f"joint is true or false, not {self.joint!r}")
-        counts = (self.agreement, self.agreement_prior)
-        numbers = all(isinstance(value, int | float) and 0 <= value < math.inf for value in counts)
-        if not numbers or not isinstance(self.agreement_window, int) or self.agreement_window < 1:
-            raise ConfigError(
-                "vnl needs agreement and agreement_prior of at least 0, and an agreement_window of images"
-            )
-        for window in (self.window, self.share_window):
-            if not 0 < window <= LONGEST_WINDOW:
-                raise ConfigError(
-                    f"vnl needs windows of above 0 to {LONGEST_WINDOW:g} images of each class, not {window}"
-                )
-        if self.doubt is not None and not (_is_number(self.doubt) and 0 <= self.doubt <= 1):
-            raise ConfigError(f"doubt is a number from 0 to 1, or None; not {self.doubt!r}")
-
-    @property
-    def idle(self) -> tuple[str, ...]:
-        """The options of votes, where nobody votes."""
-        return () if "neighbors" in (self.predict, self.update) else OF_VOTES
-
-    def fallbacks(self, source: Trained) -> dict[str, Any]:
-        """Return that own output predicts where there is no phi to give labels."""
-        return {"predict": "own"} if source.predict_phi is None and self.update != "none" else {}
 
 
 @register(
@@ -201,7 +92,7 @@ class Vnl(Adapter):
             self.labeler = StreamLabeler(fitted(source.predict_phi), head)
         if self.has_neighbors:
             spaces = 2 if self.looks_twice else 1
-            self.neighborhood = Neighborhood(self.settings.crowd * len(head.bias), head, spaces)
+            self.neighborhood = Neighborhood(self.settings.crowd_size(len(head.bias)), head, spaces)
         if self.has_anchor:
             self.anchor = copy.deepcopy(self.model).eval().requires_grad_(False)
             self.anchor_norm = NormStatistics(self.anchor, self.settings.statistics)
@@ -330,13 +221,8 @@ class Vnl(Adapter):
 
     @torch.no_grad()
     def _beside(self, z: Tensor, seen: Seen | None) -> Tensor:
-        """Return by which features neighbors are sought: the model's, with the anchor's beside or without.
-
-        Each at unit length, so that the cosine of both together is the mean of both.
-        """
-        if not self.looks_twice or seen is None:
-            return z
-        return torch.cat([F.normalize(z, dim=-1), F.normalize(seen.z, dim=-1)], -1)
+        """Return by which features neighbors are sought: the model's, with the anchor's beside or without."""
+        return z if not self.looks_twice or seen is None else side_by_side(z, seen.z)
 
     @torch.no_grad()
     def _voted(self, z: Tensor, logits: Tensor, rounds: int) -> Tensor:

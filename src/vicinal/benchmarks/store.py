@@ -1,23 +1,28 @@
 """The records of a benchmark on disk: append-only, several writers, each result once, every line checked."""
 
 import os
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from vicinal.benchmarks.plan import key_of
 from vicinal.errors import DataError
-from vicinal.evaluation.record import Record, append_line, is_record, locked, read_line
+from vicinal.evaluation.record import Record, append_line, is_record, locked, read_line, read_records
 
 RECORDS = "records.jsonl"
+PACKED = "records.jsonl.gz"
 FIELDS = ("spec", "setting", "row", "key", "model", "quick", "about")
 Result = tuple[str, str]  # key of the measurement, target
 
 
 class Store:
-    """The file `records.jsonl` of a folder. A result is there whole or not at all, and never twice."""
+    """The file `records.jsonl` of a folder. A result is there whole or not at all, and never twice.
+
+    What lies beside it packed by gzip was there before, and is there too.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / RECORDS
+        self.path, self.packed = folder / RECORDS, folder / PACKED
         self._done: set[Result] = set()
         self._bytes = 0  # so much of the file is in `_done`
         self._lines = 0
@@ -28,26 +33,32 @@ class Store:
         check_record(record, "this record")
         with locked(self.path) as file:
             self._catch_up(file)
-            if result in self._done:
+            if result in self._done or result in self._before:
                 return False
             append_line(file, record)
         return True
 
     def done(self) -> set[Result]:
         """Return key and target of every record."""
-        if not self.path.exists():
-            return set()
-        with self.path.open("rb", buffering=0) as file:
-            self._catch_up(file)
-        return set(self._done)
+        if self.path.exists():
+            with self.path.open("rb", buffering=0) as file:
+                self._catch_up(file)
+        return self._done | set(self._before)
 
     def records(self) -> list[Record]:
         """Return all records; a line that a writer never finished is none."""
-        if not self.path.exists():
-            return []
-        *complete, tail = self.path.read_bytes().split(b"\n")
+        *complete, tail = (self.path.read_bytes() if self.path.exists() else b"").split(b"\n")
         lines = [*complete, tail] if is_record(tail) else complete
-        return [self._read(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+        new = [self._read(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+        return [*self._before.values(), *(record for record in new if result_of(record) not in self._before)]
+
+    @cached_property
+    def _before(self) -> dict[Result, Record]:
+        """The packed records."""
+        found = read_records(self.packed) if self.packed.exists() else []
+        for number, record in enumerate(found, start=1):
+            check_record(record, f"{self.packed}, record {number}")
+        return {result_of(record): record for record in found}
 
     def _catch_up(self, file: BinaryIO) -> None:
         """Note the results that were written since the last look; reading all each time would be slow."""

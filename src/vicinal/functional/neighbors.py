@@ -52,6 +52,11 @@ def voted_labels(z: Tensor, y: Tensor, crowd: Crowd, k: int, tau: float, share: 
     return y_hat[: len(z)]
 
 
+def side_by_side(z: Tensor, z_source: Tensor) -> Tensor:
+    """Return both features (..., 2 d), each at unit length: their cosine is the mean of both cosines."""
+    return torch.cat([F.normalize(z, dim=-1), F.normalize(z_source, dim=-1)], -1)
+
+
 def _ballots(near: Tensor, nobody: Tensor, others: Tensor, classes: int, k: int, tau: float) -> Ballots:
     """Return who is asked by cosines (N, M) with everybody, `nobody` being who may not."""
     similar, index = near.masked_fill(nobody, -torch.inf).topk(min(k, near.shape[-1]), -1)

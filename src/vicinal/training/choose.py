@@ -6,21 +6,19 @@ The table travels with the checkpoint, so that the choice can be checked.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from vicinal.adapters.contract import Settings
-from vicinal.adapters.labeler import StreamLabeler
 from vicinal.adapters.methods import METHODS, configure
-from vicinal.adapters.neighborhood import Neighborhood
 from vicinal.adapters.statistics import KINDS
-from vicinal.adapters.vnl import UPDATES, Vnl, VnlSettings
+from vicinal.adapters.vnl import Vnl
+from vicinal.adapters.vnl_settings import UPDATES, VOTES, VnlSettings
 from vicinal.functional.calibration import fitted_temperature
 from vicinal.functional.losses import label_cross_entropy
 from vicinal.functional.shares import mean_square, sharpened
@@ -29,9 +27,9 @@ from vicinal.training.config import OutOfFoldConfig
 from vicinal.training.fit_phi import fit_phi
 from vicinal.training.left_out import LeftOutStream, Lesson, Played, play_all, predict_all
 from vicinal.training.loop import StoppedError
+from vicinal.training.predictors import PREDICTORS, After
 from vicinal.training.progress import Progress, StopRequest
 from vicinal.training.sureness import Sureness, Told, fitted_sureness, tempered_by
-from vicinal.types import Head
 
 
 class Scores(NamedTuple):
@@ -100,7 +98,7 @@ def choose_rule(
     own = safest([row for row, _ in tried], config.tolerance, config.near)
     plays = next(seen for row, seen in tried if row is own)
     lessons = [played.lesson for played in plays]
-    told = _predictors(own, streams, plays, config, seed)
+    told = _told(own, streams, plays, still, config, seed)
     asked = [row for row, _ in told if row.predict in config.predictors]
     final = surest(asked, config.tolerance)
     sure = None
@@ -119,22 +117,24 @@ def choose_rule(
         others.append(_try_baseline(method, options, streams, config.calibrate))
         progress.advance(1 + len(rows) + len(others), {"accuracy": others[-1].accuracy})
     others = _marked(others, config.near)
-    return Chosen(anchor_phi, predict_phi, _collect(final, doubt, sure, others), [*rows, *others])
+    return Chosen(anchor_phi, predict_phi, _collect(final, doubt, sure, others, config), [*rows, *others])
 
 
-def _predictors(
-    own: Row, streams: Sequence[LeftOutStream], plays: Sequence[Played], config: OutOfFoldConfig, seed: int
+def _told(
+    own: Row,
+    streams: Sequence[LeftOutStream],
+    plays: Sequence[Played],
+    still: Sequence[Lesson],
+    config: OutOfFoldConfig,
+    seed: int,
 ) -> list[tuple[Row, list[Tensor]]]:
     """Return how everyone does who may predict after the updates of a rule, with what they say; own first."""
-    lessons = [played.lesson for played in plays]
-    ways: dict[str, Callable[[], list[Tensor]]] = {
-        "labels": lambda: _cross_fitted(lessons, config, seed),
-        "neighbors": lambda: [vote_lesson(lesson, VnlSettings()) for lesson in lessons],
-    }
+    moved = own.update != "none"
+    after = After([played.lesson for played in plays], still if moved else None)
     made = [(own, [played.probabilities for played in plays])]
     for name in config.predictors:
-        if name in ways:
-            outputs = ways[name]()
+        if name in PREDICTORS:
+            outputs = PREDICTORS[name](after, config, seed)
             scores = _scores(streams, outputs, config.calibrate)
             made.append((replace(own, predict=name, **scores._asdict()), outputs))
     return made
@@ -236,11 +236,12 @@ def _try_baseline(method: str, settings: Settings, streams: Sequence[LeftOutStre
 
 
 def _collect(
-    final: Row, doubt: float | None, sure: Sureness | None, others: Sequence[Row]
+    final: Row, doubt: float | None, sure: Sureness | None, others: Sequence[Row], config: OutOfFoldConfig
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the options of every method by kind of statistics: the rule of vnl, step sizes of others."""
     rule = {"update": final.update, "lr": final.lr, "from_rest": final.from_rest, "predict": final.predict}
     rule |= {"doubt": doubt}
+    rule |= VOTES[config.votes] if "neighbors" in (final.update, final.predict) else {}
     methods: dict[str, dict[str, dict[str, Any]]] = {"vnl": dict.fromkeys(KINDS, rule)}
     how_sure = tempered_by(final.temperature) if sure is None else sure.options
     methods["vnl"][final.statistics] = rule | how_sure  # of no other kind is it known
@@ -263,7 +264,7 @@ def _marked(rows: Sequence[Row], near: float) -> list[Row]:
 
 
 def _candidates(config: OutOfFoldConfig, doubt: float | None = None) -> list[VnlSettings]:
-    own = partial(VnlSettings, predict="own", doubt=doubt)
+    own = partial(VnlSettings, predict="own", doubt=doubt, **VOTES[config.votes])
     made = [own(update="none")] if "none" in config.updates else []
     for update, rests, lr in product(config.updates, config.from_rest, config.step_sizes):
         if update != "none":
@@ -288,45 +289,3 @@ def _scores(streams: Sequence[LeftOutStream], probabilities: Sequence[Tensor], c
     if not calibrate:
         return scores
     return scores._replace(temperature=fitted_temperature(probabilities, [one.labels for one in streams]))
-
-
-def _cross_fitted(lessons: Sequence[Lesson], config: OutOfFoldConfig, seed: int) -> list[Tensor]:
-    """Return label predictions of every stream by a phi that was fitted on the other half of the streams."""
-    halves = [list(range(start, len(lessons), 2)) for start in (0, 1)]
-    outputs: dict[int, Tensor] = {}
-    for mine, others in (halves, halves[::-1]):
-        if not others:
-            others = mine
-        phi = fit_phi([lessons[index] for index in others], config, seed)
-        outputs |= {index: label_lesson(phi, lessons[index]) for index in mine}
-    return [outputs[index] for index in range(len(lessons))]
-
-
-@torch.no_grad()
-def label_lesson(phi: StreamInferenceNet, lesson: Lesson) -> Tensor:
-    """Return the labels phi gives online along a recorded stream (M, C)."""
-    labeler = StreamLabeler(phi, first_head(lesson))
-    generator = torch.Generator(device=lesson.z.device).manual_seed(0)
-    steps = zip(lesson.z, lesson.logits, lesson.head.weight, lesson.head.bias, strict=True)
-    return torch.cat([labeler(z, logits, Head(w, b), 0, generator) for z, logits, w, b in steps])
-
-
-@torch.no_grad()
-def vote_lesson(lesson: Lesson, settings: VnlSettings) -> Tensor:
-    """Return the labels that nearest neighbors give online along a recorded stream (M, C), in one round.
-
-    Of an anchor's features a lesson knows nothing, so neighbors are near by the model's own.
-    """
-    head = first_head(lesson)
-    neighborhood = Neighborhood(settings.crowd * len(head.bias), head)
-    voted = []
-    for z, logits in zip(lesson.z, lesson.logits, strict=True):
-        y = logits.softmax(-1)
-        voted.append(neighborhood(z, y, settings.neighbors, settings.tau, settings.voted))
-        neighborhood.keep(z, y)
-    return torch.cat(voted)
-
-
-def first_head(lesson: Lesson) -> Head:
-    """Return the classifier that a stream met first."""
-    return Head(lesson.head.weight[0], lesson.head.bias[0])

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vicinal.adapters.contract import Predict
-from vicinal.adapters.vnl import UPDATES, Update, Vnl
+from vicinal.adapters.vnl import Vnl
+from vicinal.adapters.vnl_settings import UPDATES, VOTES, Update, Votes
 from vicinal.data.augment import Augment
 from vicinal.data.transforms import HARDENINGS
 from vicinal.errors import ConfigError, UnknownNameError
@@ -81,6 +82,7 @@ LATER = {
     "calibrate": False,
     "agreement": False,
     "left_out_iterations": None,
+    "votes": "once",
 }
 STARTS = (["False"], ["True"], ["False", "True"])
 
@@ -108,6 +110,7 @@ class OutOfFoldConfig:
     updates: tuple[Update, ...] = ("none", "marginal")
     # Who may predict: the model's own output, labels by phi, labels by nearest neighbors.
     predictors: tuple[Predict, ...] = ("own", "labels")
+    votes: Votes = "rounds"  # how nearest neighbors vote: `VOTES`
     from_rest: tuple[bool, ...] = (False, True)  # ways for Adam's momentum to start that are tried
     heed_doubt: bool = True  # whether steps are shorter where the anchor doubts less than on these streams
     tolerance: float = 0.005  # accuracies this close count as level: the safer update or predictor is taken
@@ -138,6 +141,8 @@ class OutOfFoldConfig:
         for predictor in self.predictors:
             if predictor not in Vnl.predicts:
                 raise UnknownNameError("predictor", predictor, Vnl.predicts)
+        if self.votes not in VOTES:
+            raise UnknownNameError("way to vote", self.votes, VOTES)
         if self.leave_out < 0 or min(self.epochs, self.batch_size, self.rounds) < 1:
             needs = "leave_out >= 0, and epochs, batch_size and rounds >= 1"
             raise ConfigError(f"out-of-fold fitting needs {needs}")
@@ -159,8 +164,12 @@ def identity(config: TrainConfig | OutOfFoldConfig) -> dict[str, Any]:
     """Return what tells a trained model apart; it keeps its name when training learns to do more.
 
     An option that came later is left out while it is not used: what was trained before it is what it was.
+    How neighbors vote is of no account where none may.
     """
-    return {name: value for name, value in lasting(config).items() if LATER.get(name, ...) != value}
+    found = {name: value for name, value in lasting(config).items() if LATER.get(name, ...) != value}
+    if isinstance(config, OutOfFoldConfig) and "neighbors" not in (*config.updates, *config.predictors):
+        found.pop("votes", None)
+    return found
 
 
 def as_dict(config: TrainConfig | OutOfFoldConfig) -> dict[str, Any]:

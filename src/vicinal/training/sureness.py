@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vicinal.adapters.agreement import Agreement
 from vicinal.adapters.passes import as_logits
-from vicinal.adapters.vnl import VnlSettings
+from vicinal.adapters.vnl_settings import VnlSettings
 from vicinal.functional.calibration import fitted_temperature
 from vicinal.functional.losses import label_cross_entropy
 

@@ -1,0 +1,84 @@
+"""Who may predict after the updates of a rule, tried on what models saw along left-out streams."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from vicinal.adapters.labeler import StreamLabeler
+from vicinal.adapters.neighborhood import Neighborhood
+from vicinal.adapters.vnl_settings import VOTES, VnlSettings
+from vicinal.functional.neighbors import side_by_side
+from vicinal.models.inference import StreamInferenceNet
+from vicinal.training.config import OutOfFoldConfig
+from vicinal.training.fit_phi import fit_phi
+from vicinal.training.left_out import Lesson
+from vicinal.types import Head
+
+
+@dataclass(frozen=True, eq=False)
+class After:
+    """What models saw along left-out streams under a rule, and what they do that are not updated."""
+
+    lessons: Sequence[Lesson]
+    still: Sequence[Lesson] | None  # None: the rule makes no update, both are the same
+
+
+def by_labels(after: After, config: OutOfFoldConfig, seed: int) -> list[Tensor]:
+    """Return label predictions of every stream by a phi that was fitted on the other half of the streams."""
+    lessons = after.lessons
+    halves = [list(range(start, len(lessons), 2)) for start in (0, 1)]
+    outputs: dict[int, Tensor] = {}
+    for mine, others in (halves, halves[::-1]):
+        if not others:
+            others = mine
+        phi = fit_phi([lessons[index] for index in others], config, seed)
+        outputs |= {index: label_lesson(phi, lessons[index]) for index in mine}
+    return [outputs[index] for index in range(len(lessons))]
+
+
+@torch.no_grad()
+def label_lesson(phi: StreamInferenceNet, lesson: Lesson) -> Tensor:
+    """Return the labels phi gives online along a recorded stream (M, C)."""
+    labeler = StreamLabeler(phi, first_head(lesson))
+    generator = torch.Generator(device=lesson.z.device).manual_seed(0)
+    steps = zip(lesson.z, lesson.logits, lesson.head.weight, lesson.head.bias, strict=True)
+    return torch.cat([labeler(z, logits, Head(w, b), 0, generator) for z, logits, w, b in steps])
+
+
+def by_neighbors(after: After, config: OutOfFoldConfig, seed: int) -> list[Tensor]:
+    """Return the votes of nearest neighbors along every stream, taken as they will be at test time."""
+    settings = VnlSettings(**VOTES[config.votes])
+    beside: Sequence[Lesson | None] = after.still or [None] * len(after.lessons)
+    return [vote_lesson(lesson, settings, by) for lesson, by in zip(after.lessons, beside, strict=True)]
+
+
+@torch.no_grad()
+def vote_lesson(lesson: Lesson, settings: VnlSettings, still: Lesson | None = None) -> Tensor:
+    """Return the labels that nearest neighbors give online along a recorded stream (M, C).
+
+    `still` is what the model saw there that is not updated, for neighbors that are near by its features too.
+    """
+    seen, spaces, head = lesson.z, 1, first_head(lesson)
+    if settings.joint and still is not None:
+        seen, spaces = side_by_side(lesson.z, still.z), 2
+    neighborhood = Neighborhood(settings.crowd_size(len(head.bias)), head, spaces)
+    voted = []
+    for z, logits in zip(seen, lesson.logits, strict=True):
+        y = logits.softmax(-1)
+        voted.append(neighborhood(z, y, settings.neighbors, settings.tau, settings.voted, settings.rounds))
+        neighborhood.keep(z, y)
+    return torch.cat(voted)
+
+
+def first_head(lesson: Lesson) -> Head:
+    """Return the classifier that a stream met first."""
+    return Head(lesson.head.weight[0], lesson.head.bias[0])
+
+
+# Who may predict besides own output, each by what was seen on left-out streams.
+PREDICTORS: Mapping[str, Callable[[After, OutOfFoldConfig, int], list[Tensor]]] = MappingProxyType(
+    {"labels": by_labels, "neighbors": by_neighbors}
+)
