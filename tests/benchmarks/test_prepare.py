@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,6 +61,18 @@ def test_pretrained_nets_get_smaller_steps(folder: Path, tmp_path: Path) -> None
     assert pretrained.out_of_fold is not None
     assert scratch.out_of_fold is not None
     assert max(pretrained.out_of_fold.step_sizes) < min(scratch.out_of_fold.step_sizes)
+
+
+def test_left_out_domains_are_offered_votes_for_pretrained_nets_alone(folder: Path) -> None:
+    def offered(weights: str, **options: Any) -> tuple[str, ...]:
+        request = TrainRequest(str(folder), ("two",), "resnet18", weights, size=32, out_of_fold=options)
+        out_of_fold = prepare_training(request).out_of_fold
+        assert out_of_fold is not None
+        return out_of_fold.predictors
+
+    assert offered("timm") == ("own", "labels", "neighbors")
+    assert offered("timm", predictors=("own",)) == ("own",)
+    assert offered("none") == ("own", "labels")
 
 
 def test_roles_are_those_of_the_training_unless_told_otherwise(folder: Path) -> None:

@@ -1,0 +1,38 @@
+"""The tables on file are what their specs ask for: an option that changes a name would lose them silently."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from vicinal.benchmarks.plan import plan
+from vicinal.benchmarks.spec import load_spec
+from vicinal.benchmarks.store import Store
+
+ROOT = Path(__file__).parents[2]
+RESNET = {"backbone": "resnet50_v1", "weights": "resnet50_v1_imagenet.safetensors"}
+# Folder of results: the spec, and what its command says besides.
+TABLES: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
+    {
+        "ablation": ("ablation", {"only": ("pacs",), "seeds": 1, "iterations": 300, **RESNET}),
+        "complex_scenarios": ("complex_scenarios", RESNET),
+        "pacs-resnet50_v1": (str(ROOT / "benchmarks" / "pacs.toml"), RESNET),
+        "rotated": ("rotated", RESNET),
+        "shift_extent": ("shift_extent", RESNET),
+        "votes": (str(ROOT / "benchmarks" / "votes.toml"), {}),
+    }
+)
+UNFINISHED = frozenset({"pacs-resnet50_v1"})
+
+
+@pytest.mark.skipif(not (ROOT / "results").is_dir(), reason="not a checkout")
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_on_file_is_what_its_spec_asks_for(name: str) -> None:
+    spec, given = TABLES[name]
+    asked = {(run.key, target) for run in plan(load_spec(spec), **given).measures for target in run.results}
+    done = Store(ROOT / "results" / name).done()
+    assert done <= asked, "records that no cell of the table asks for"
+    if name not in UNFINISHED:
+        assert asked == done
