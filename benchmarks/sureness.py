@@ -8,7 +8,8 @@ benchmark (`vicinal reproduce SPEC --teach` leaves them in DIR/models/left_out) 
 domains that they never saw, longer ones than rules are chosen on, and what is predicted by votes of nearest
 neighbors is kept with what the same models say when they are not updated. Whatever is fitted is fitted on
 the other domains of a target's sources, as rules are: 500 images in natural order and as many with drawn
-classes.
+classes. `--votes` says how neighbors vote, each way with a table of its own: once, in rounds, or in rounds
+with another share of a label by votes, as rounds:0.5.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -26,7 +28,7 @@ from torch import Tensor
 
 from vicinal.adapters.passes import as_logits
 from vicinal.adapters.vnl import Vnl
-from vicinal.adapters.vnl_settings import VnlSettings
+from vicinal.adapters.vnl_settings import VOTES, VnlSettings
 from vicinal.benchmarks.place import TAUGHT, Place
 from vicinal.benchmarks.plan import TrainRun, plan
 from vicinal.benchmarks.prepare import load_for, prepare_training
@@ -138,7 +140,7 @@ def keep(args: argparse.Namespace) -> None:
     place = Place(args.models, args.data_dir)
     whole = plan(load_spec(args.spec), seeds=1, backbone=args.backbone, weights=args.weights)
     kept: dict[str, Any] = {}
-    for run in whole.trainings:
+    for run in [run for run in whole.trainings if args.only in (None, run.algorithm)]:
         streams = left_out(run, place, args)
         rule = load_taught(place.model(run.key) / TAUGHT, run.key).choice["methods"]["vnl"]["stream"]
         still = play_all(partial(Vnl, settings=VnlSettings(update="none", predict="own")), streams)
@@ -146,16 +148,25 @@ def keep(args: argparse.Namespace) -> None:
             told = {"lr": rule["lr"], "from_rest": rule["from_rest"], "doubt": rule["doubt"]}
             settings = VnlSettings(update=update, predict="own", **told)
             plays = play_all(partial(Vnl, settings=settings), streams)
-            for stream, played, frozen in zip(streams, plays, still, strict=True):
+            for way, (stream, played, frozen) in product(args.votes, zip(streams, plays, still, strict=True)):
                 kind = stream.name.removeprefix(stream.domain).strip() or "natural"
-                algorithm, target = run.request.training["algorithm"], "+".join(run.request.targets)
-                key = f"{algorithm}/{update}/{target}/{stream.domain}/{kind}"
-                kept[f"{key}/p"] = coarse(vote_lesson(played.lesson, NOW))
+                rule_name = update if way == "once" else f"{update}, {way}"
+                target = "+".join(run.request.targets)
+                key = f"{run.algorithm}/{rule_name}/{target}/{stream.domain}/{kind}"
+                kept[f"{key}/p"] = coarse(vote_lesson(played.lesson, voting(way), frozen.lesson))
                 classes = {"says": frozen.lesson.logits.argmax(-1), "own": played.lesson.logits.argmax(-1)}
                 for part, value in {**classes, "y": played.lesson.y}.items():
                     kept[f"{key}/{part}"] = value.flatten().byte().cpu().numpy()
         args.file.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(args.file, **kept)  # what is there so far, should the rest not come
+
+
+def voting(way: str) -> VnlSettings:
+    """Return how neighbors vote, by its name and, behind a colon, the share of a label that is by votes."""
+    name, _, share = way.partition(":")
+    if name not in VOTES:
+        raise SystemExit(f"--votes: '{name}' is none of {', '.join(VOTES)}")
+    return replace(NOW, **VOTES[name], **({"voted": float(share)} if share else {}))
 
 
 def coarse(p: Tensor) -> np.ndarray[Any, Any]:
@@ -186,6 +197,8 @@ def main() -> None:
     parser.add_argument("--spec", default="benchmarks/pacs.toml")
     parser.add_argument("--models", type=Path, help="the --out of `vicinal reproduce SPEC --teach`")
     parser.add_argument("--updates", nargs="+", default=["marginal", "neighbors"])
+    parser.add_argument("--votes", nargs="+", default=["once"], help="once, rounds, or as rounds:0.5")
+    parser.add_argument("--only", default=None, help="a source training, as meta")
     parser.add_argument("--images", type=int, default=1200, help="of a stream in natural order, at most")
     parser.add_argument("--backbone", default=None)
     parser.add_argument("--weights", default=None)
