@@ -295,3 +295,12 @@ def test_under_autocast_memory_keeps_the_precision_of_the_model(make_source: Any
             assert adapter(images(9, seed)).isfinite().all()
     memory, weight = adapter.neighborhood, adapter.model.head.weight
     assert memory.z.dtype == memory.y.dtype == weight.dtype
+
+
+def test_a_crowd_that_votes_in_rounds_is_limited(make_source: Any) -> None:
+    """Its cost grows with the square of the crowd; that of one round does not."""
+    options = {"predict": "neighbors", "crowd": 40, "crowd_limit": 50}
+    once, rounds = (vnl(make_source(), rounds=n, **options) for n in (1, 2))
+    classes = len(once.model.linear.bias)
+    assert len(once.neighborhood.z) == 40 * classes > 50
+    assert len(rounds.neighborhood.z) == 50

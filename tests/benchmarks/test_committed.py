@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from vicinal.adapters.vnl_settings import VOTES
 from vicinal.benchmarks.plan import plan
 from vicinal.benchmarks.spec import load_spec
 from vicinal.benchmarks.store import Store
 
 ROOT = Path(__file__).parents[2]
 RESNET = {"backbone": "resnet50_v1", "weights": "resnet50_v1_imagenet.safetensors"}
-# Folder of results: the spec, and what its command says besides.
+# Folder of results: the spec, and what its command says besides. rotated-64px is of specs as they were.
 TABLES: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
     {
         "ablation": ("ablation", {"only": ("pacs",), "seeds": 1, "iterations": 300, **RESNET}),
@@ -36,3 +37,9 @@ def test_a_table_on_file_is_what_its_spec_asks_for(name: str) -> None:
     assert done <= asked, "records that no cell of the table asks for"
     if name not in UNFINISHED:
         assert asked == done
+
+
+def test_the_row_of_ours_votes_as_left_out_streams_have_it_vote() -> None:
+    spec = load_spec(str(ROOT / "benchmarks" / "pacs.toml"))
+    (ours,) = (row for row in spec.rows if row.ours)
+    assert dict(ours.options) == VOTES["rounds"]

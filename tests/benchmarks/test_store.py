@@ -12,7 +12,7 @@ import pytest
 from vicinal.benchmarks.plan import key_of
 from vicinal.benchmarks.store import Store
 from vicinal.errors import DataError
-from vicinal.evaluation.record import Record, append_record
+from vicinal.evaluation.record import Record, append_record, read_records
 
 TRAINING = {"data": "digits", "training": {"iterations": 3}}
 
@@ -211,10 +211,32 @@ def test_packed_records_are_there_and_not_made_again(tmp_path: Path) -> None:
     pack(before)
     store = Store(tmp_path)
     assert store.done() == {(one.protocol["benchmark"]["key"], "90") for one in (record(0), record(1))}
+    assert [one.seed for one in store.records()] == [0, 1]
+    assert store.packed.exists(), "looking changes nothing"
+
+
+def test_the_first_new_record_unpacks_those_before(tmp_path: Path) -> None:
+    before = Store(tmp_path)
+    before.append(record(0))
+    before.append(record(1))
+    pack(before)
+    store, other = Store(tmp_path), Store(tmp_path)
+    assert len(other.done()) == 2
     assert not store.append(record(0))
     assert store.append(record(2))
-    assert [one.seed for one in Store(tmp_path).records()] == [0, 1, 2]
-    assert len(store.path.read_text().splitlines()) == 1, "the packed file is left as it is"
+    assert [one.seed for one in read_records(store.path)] == [0, 1, 2]
+    assert not store.packed.exists()
+    assert len(other.done()) == 3, "whoever looked before sees them all"
+    assert not other.append(record(1))
+
+
+def test_records_packed_while_somebody_writes_are_not_made_again(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.append(record(0))
+    store.append(record(1))
+    pack(store)
+    assert len(store.done()) == 2
+    assert not store.append(record(0))
 
 
 def test_records_that_were_packed_and_kept_count_once(tmp_path: Path) -> None:
@@ -224,11 +246,21 @@ def test_records_that_were_packed_and_kept_count_once(tmp_path: Path) -> None:
     pack(store)
     store.path.write_bytes(lines)
     assert [one.seed for one in Store(tmp_path).records()] == [0]
+    Store(tmp_path).append(record(1))
+    assert [one.seed for one in read_records(store.path)] == [0, 1]
+
+
+def test_records_that_are_gone_are_not_done(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.append(record(0))
+    store.path.unlink()
+    assert store.done() == set()
+    assert store.append(record(0))
 
 
 def test_a_packed_record_of_another_protocol_is_refused(tmp_path: Path) -> None:
     store = Store(tmp_path)
     append_record(store.path, replace(record(0), method="hard"))
     pack(store)
-    with pytest.raises(DataError, match=r"records\.jsonl\.gz, record 1: its key"):
+    with pytest.raises(DataError, match=r"records\.jsonl\.gz, line 1: its key"):
         Store(tmp_path).done()

@@ -227,6 +227,12 @@ def test_a_size_of_zero(refused: Refused) -> None:
     assert "0" in refused("train", "digits", "--size", 0, *quick)
 
 
+def test_an_unknown_predictor_is_refused_before_training(refused: Refused, domains: Path) -> None:
+    said = refused("train", domains, "--target", "light", "--predictor", "oracle", *SMALL)
+    assert "oracle" in said
+    assert "labels, neighbors, own" in said
+
+
 def test_a_bad_marginal_is_refused_before_training(refused: Refused, domains: Path) -> None:
     assert "alpha" in refused("train", domains, "--target", "light", "--marginal", -1, *SMALL)
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from vicinal import checkpoint
+from vicinal.adapters.vnl_settings import VOTES
 from vicinal.checkpoint import load
 from vicinal.evaluation.record import read_records
 from vicinal.report.bars import Bars
@@ -49,6 +50,18 @@ def test_without_left_out_models_vnl_runs_by_its_defaults(
     *_, vnl = read_records(tmp_path / "run" / "records.jsonl")
     assert (vnl.method, vnl.predict) == ("vnl", "own")
     assert vnl.protocol["selection"] == "source validation; the methods' defaults"
+    assert vicinal("adapt", "run", domains / "light", "--device", "cpu").code == 0
+
+
+def test_neighbors_that_left_out_streams_take_vote_in_rounds(
+    vicinal: Any, domains: Path, tmp_path: Path
+) -> None:
+    assert vicinal("train", domains, *QUICK, "--predictor", "neighbors", "--out", "run").code == 0
+    ran = vicinal("evaluate", "run", "--device", "cpu")
+    assert ran.code == 0, ran.err
+    *_, vnl = read_records(tmp_path / "run" / "records.jsonl")
+    assert (vnl.method, vnl.predict) == ("vnl", "neighbors")
+    assert vnl.protocol["adapter"].items() >= VOTES["rounds"].items()
     assert vicinal("adapt", "run", domains / "light", "--device", "cpu").code == 0
 
 

@@ -200,11 +200,11 @@ def test_records_that_gzip_packed_are_read(tmp_path: Path) -> None:
     assert [record.seed for record in read_records(path)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("damage", ["cut", "foreign", "flipped"])
+@pytest.mark.parametrize("damage", ["cut", "foreign", "flipped", "empty"])
 def test_a_damaged_gzip_file_is_one_line(tmp_path: Path, damage: str) -> None:
     whole = gzip.compress((RECORD.to_json() + "\n").encode())
     flipped = whole[:40] + bytes([whole[40] ^ 255]) + whole[41:]
     path = tmp_path / "records.jsonl.gz"
-    path.write_bytes({"cut": whole[:-20], "foreign": b"text", "flipped": flipped}[damage])
+    path.write_bytes({"cut": whole[:-20], "foreign": b"text", "flipped": flipped, "empty": b""}[damage])
     with pytest.raises(DataError, match=f"{re.escape(str(path))}: not a whole gzip file"):
         read_records(path)

@@ -281,6 +281,15 @@ def test_one_predictor_is_enough(streams: list[LeftOutStream]) -> None:
     assert [(row.predict, row.chosen) for row in found.table] == [("own", False), ("neighbors", True)]
 
 
+@pytest.mark.parametrize("update", ["none", "marginal"])
+def test_neighbors_that_were_chosen_vote_as_they_were_tried(
+    update: Any, streams: list[LeftOutStream]
+) -> None:
+    config = replace(CONFIG, epochs=1, baselines=(), updates=(update,), predictors=("neighbors",))
+    rule = choose_rule(streams[:1], config, 0, Silent()).methods["vnl"]["stream"]
+    assert rule.items() >= VOTES["rounds"].items()
+
+
 def test_a_temperature_is_fitted_to_what_each_candidate_predicts(streams: list[LeftOutStream]) -> None:
     config = replace(CONFIG, calibrate=True, updates=("none", "entropy"), step_sizes=(2e-2,))
     plain, found = (

@@ -124,9 +124,10 @@ def test_choices_from_before_an_option_keep_their_identity() -> None:
     assert identity(OutOfFoldConfig(votes="once")) == plain
 
 
-def test_an_unknown_way_to_vote_lists_the_known_ones() -> None:
+@pytest.mark.parametrize("votes", ["twice", 3, ["rounds"]])
+def test_an_unknown_way_to_vote_lists_the_known_ones(votes: Any) -> None:
     with pytest.raises(VicinalError, match="once, rounds"):
-        OutOfFoldConfig(votes="twice")  # type: ignore[arg-type]
+        OutOfFoldConfig(votes=votes)
 
 
 @pytest.mark.parametrize("predictors", [(), ("own", "before"), ("votes",)])

@@ -63,7 +63,7 @@ class Vnl(Adapter):
 
     Loss: entropy_weight H(p) + marginal_weight KL[pi || p_bar], p_bar the classes' shares along the stream in
     the model's predictions, pi those that it is likely to have by the predictions of a frozen source model,
-    the anchor (`vicinal.functional.shares`). With update="neighbors" and no anchor: entropy_weight H(p) +
+    the anchor (`vicinal.functional.shares`). With update="neighbors", no such shares: entropy_weight H(p) +
     neighbor_weight CE(y_near, p) + share_weight KL[m || p_bar], y_near the votes of nearest neighbors among
     the last images of the stream (`vicinal.functional.neighbors`), m the batch's mean prediction. With
     update="anchored": entropy_weight H(p) + anchor_weight CE(y_anchor, p), y_anchor the anchor's neighbor

@@ -18,7 +18,8 @@ WITH_ANCHOR = ("marginal", "anchored")
 WITH_SHARES = ("marginal", "neighbors")
 # Idle where no neighbor has a say:
 OF_VOTES = ("neighbors", "crowd", "crowd_limit", "tau", "voted", "rounds", "joint")
-# How neighbors may vote: once, or in rounds, more of them and by two views (docs/experiments.md, section 46).
+# How neighbors may vote: once, or in rounds, by two views and in a larger crowd, which they then have where
+# they teach too (docs/experiments.md, section 46; with many classes `crowd_limit` makes it a smaller one).
 Votes = Literal["once", "rounds"]
 VOTES: Mapping[Votes, Mapping[str, Any]] = MappingProxyType(
     {"once": {}, "rounds": {"rounds": 3, "crowd": 120, "joint": True}}

@@ -125,8 +125,8 @@ def _train_config(weights: str, options: dict[str, Any]) -> TrainConfig:
 def _out_of_fold(weights: str, options: dict[str, Any]) -> OutOfFoldConfig:
     if weights == "none":
         return OutOfFoldConfig(**options)
-    # A pretrained net collapses at steps that a small one from scratch needs; in what it sees, neighbors lie
-    # together: whether they predict is for left-out domains to say (docs/experiments.md, sections 46 and 48).
+    # A pretrained net collapses at steps that a small one from scratch needs. Votes of neighbors paid on PACS
+    # (docs/experiments.md, section 46): whether they do elsewhere is for left-out domains to say.
     pretrained = {"step_sizes": (3e-6, 1e-5, 3e-5), "predictors": ("own", "labels", "neighbors")}
     return OutOfFoldConfig(**{**pretrained, **options})
 

@@ -1,7 +1,6 @@
 """The records of a benchmark on disk: append-only, several writers, each result once, every line checked."""
 
 import os
-from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,14 +17,13 @@ Result = tuple[str, str]  # key of the measurement, target
 class Store:
     """The file `records.jsonl` of a folder. A result is there whole or not at all, and never twice.
 
-    What lies beside it packed by gzip was there before, and is there too.
+    Records that gzip packed are there too; the first new one unpacks them, so that all are in one file.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path, self.packed = folder / RECORDS, folder / PACKED
-        self._done: set[Result] = set()
-        self._bytes = 0  # so much of the file is in `_done`
-        self._lines = 0
+        self._forget()
+        self._unpacked: tuple[tuple[int, int], list[Record]] = (0, 0), []
 
     def append(self, record: Record) -> bool:
         """Write a record and return True; one whose key and target are there already is ignored: False."""
@@ -33,37 +31,60 @@ class Store:
         check_record(record, "this record")
         with locked(self.path) as file:
             self._catch_up(file)
-            if result in self._done or result in self._before:
+            if self.packed.exists():
+                self._unpack(file)
+            if result in self._done:
                 return False
             append_line(file, record)
         return True
 
     def done(self) -> set[Result]:
         """Return key and target of every record."""
-        if self.path.exists():
-            with self.path.open("rb", buffering=0) as file:
-                self._catch_up(file)
-        return self._done | set(self._before)
+        packed = {result_of(record) for record in self._before()}
+        if not self.path.exists():
+            self._forget()
+            return packed
+        with self.path.open("rb", buffering=0) as file:
+            self._catch_up(file)
+        return self._done | packed
 
     def records(self) -> list[Record]:
         """Return all records; a line that a writer never finished is none."""
         *complete, tail = (self.path.read_bytes() if self.path.exists() else b"").split(b"\n")
         lines = [*complete, tail] if is_record(tail) else complete
         new = [self._read(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-        return [*self._before.values(), *(record for record in new if result_of(record) not in self._before)]
+        return list({result_of(record): record for record in (*self._before(), *new)}.values())
 
-    @cached_property
-    def _before(self) -> dict[Result, Record]:
-        """The packed records."""
-        found = read_records(self.packed) if self.packed.exists() else []
-        for number, record in enumerate(found, start=1):
-            check_record(record, f"{self.packed}, record {number}")
-        return {result_of(record): record for record in found}
+    def _before(self) -> list[Record]:
+        """Return the packed records, read again only if their file is another."""
+        if not self.packed.exists():
+            return []
+        stat = self.packed.stat()
+        if self._unpacked[0] != (stat.st_mtime_ns, stat.st_size):
+            found = read_records(self.packed)
+            for number, record in enumerate(found, start=1):
+                check_record(record, f"{self.packed}, line {number}")
+            self._unpacked = (stat.st_mtime_ns, stat.st_size), found
+        return self._unpacked[1]
+
+    def _unpack(self, file: BinaryIO) -> None:
+        """Move the packed records into the locked file; stopped on the way, the next one goes on."""
+        for record in self._before():
+            if result_of(record) not in self._done:
+                append_line(file, record)
+        self._catch_up(file)
+        self.packed.unlink()
+
+    def _forget(self) -> None:
+        """Know of no line of the file."""
+        self._done: set[Result] = set()
+        self._bytes = 0  # so much of the file is in `_done`
+        self._lines = 0
 
     def _catch_up(self, file: BinaryIO) -> None:
         """Note the results that were written since the last look; reading all each time would be slow."""
         if file.seek(0, os.SEEK_END) < self._bytes:  # somebody put another file here
-            self._done, self._bytes, self._lines = set(), 0, 0
+            self._forget()
         file.seek(self._bytes)
         *complete, tail = file.read().split(b"\n")
         for line in complete:

@@ -9,6 +9,7 @@ import typer
 from vicinal import __version__
 from vicinal.adapters.guard import Guarded
 from vicinal.adapters.methods import METHODS, adapt, servable
+from vicinal.adapters.vnl import Vnl
 from vicinal.benchmarks.compare import Entry, compare
 from vicinal.benchmarks.demo import (
     HINDSIGHT,
@@ -147,6 +148,10 @@ def train(
     harden: Annotated[
         list[str] | None, typer.Option(help="Transformation of extra left-out streams.")
     ] = None,
+    predictor: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Who may predict, left-out streams decide: {', '.join(Vnl.predicts)}."),
+    ] = None,
     out_dir: Annotated[
         Path | None, typer.Option("--out", help="Folder of the run; default: runs/NAME.")
     ] = None,
@@ -166,6 +171,7 @@ def train(
     training |= {"compile": compiled}
     lessons: dict[str, Any] = {"leave_out": leave_out, "hardenings": tuple(harden or ())}
     lessons |= {"marginals": tuple(marginal)} if marginal else {}
+    lessons |= {"predictors": tuple(predictor)} if predictor else {}
     ALGORITHMS[algorithm]
     request = TrainRequest(
         data=data,

@@ -131,7 +131,10 @@ def _content(path: Path) -> bytes:
     if path.suffix != ".gz":
         return path.read_bytes()
     try:
-        return gzip.decompress(path.read_bytes())
+        packed = path.read_bytes()
+        if not packed:
+            raise EOFError("it is empty")
+        return gzip.decompress(packed)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path}: not a whole gzip file ({error}): pack the records again") from None
 

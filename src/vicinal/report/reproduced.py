@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from vicinal.benchmarks.spec import Spec
+from vicinal.benchmarks.store import PACKED, RECORDS
 from vicinal.evaluation.record import Record
 from vicinal.report.board import Board, make_board
 from vicinal.report.expectations import check_expectations
@@ -126,7 +127,6 @@ def write_readme(
         ]
     if notes:
         lines += ["", "## Missing", "", *(f"- {markdown_text(note)}" for note in notes)]
-    packed = (folder / "records.jsonl.gz").exists()
-    file = "records.jsonl.gz" if packed else "records.jsonl"
+    file = PACKED if (folder / PACKED).exists() else RECORDS
     lines += ["", f"Every run with its whole protocol is in `{file}`, figures and curves in `report.html`."]
     replace_text(folder / "README.md", "\n".join(lines) + "\n")

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vicinal.benchmarks.store import PACKED, RECORDS
 from vicinal.errors import ConfigError, DataError
 from vicinal.evaluation.record import Record, read_records
 from vicinal.report.content import flat
 
-FILES = ("records.jsonl", "records.jsonl.gz")
+FILES = (RECORDS, PACKED)
 FIELDS = (
     "dataset",
     "target",

@@ -1,8 +1,8 @@
 """Choosing the rule of test time by simulated online adaptation on left-out domains.
 
 Every candidate runs over the streams that left-out models never saw. What is compared: how the model is
-updated (or not), the step size, how the first steps are taken, whether its own output or the labels predict.
-The table travels with the checkpoint, so that the choice can be checked.
+updated (or not), the step size, how the first steps are taken, and who predicts: its own output, labels by
+phi or votes of neighbors. The table travels with the checkpoint, so that the choice can be checked.
 """
 
 import math
@@ -129,8 +129,7 @@ def _told(
     seed: int,
 ) -> list[tuple[Row, list[Tensor]]]:
     """Return how everyone does who may predict after the updates of a rule, with what they say; own first."""
-    moved = own.update != "none"
-    after = After([played.lesson for played in plays], still if moved else None)
+    after = After([played.lesson for played in plays], still)
     made = [(own, [played.probabilities for played in plays])]
     for name in config.predictors:
         if name in PREDICTORS:

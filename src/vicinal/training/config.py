@@ -141,8 +141,8 @@ class OutOfFoldConfig:
         for predictor in self.predictors:
             if predictor not in Vnl.predicts:
                 raise UnknownNameError("predictor", predictor, Vnl.predicts)
-        if self.votes not in VOTES:
-            raise UnknownNameError("way to vote", self.votes, VOTES)
+        if not isinstance(self.votes, str) or self.votes not in VOTES:
+            raise UnknownNameError("way to vote", str(self.votes), VOTES)
         if self.leave_out < 0 or min(self.epochs, self.batch_size, self.rounds) < 1:
             needs = "leave_out >= 0, and epochs, batch_size and rounds >= 1"
             raise ConfigError(f"out-of-fold fitting needs {needs}")

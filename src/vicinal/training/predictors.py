@@ -23,7 +23,7 @@ class After:
     """What models saw along left-out streams under a rule, and what they do that are not updated."""
 
     lessons: Sequence[Lesson]
-    still: Sequence[Lesson] | None  # None: the rule makes no update, both are the same
+    still: Sequence[Lesson]
 
 
 def by_labels(after: After, config: OutOfFoldConfig, seed: int) -> list[Tensor]:
@@ -51,8 +51,8 @@ def label_lesson(phi: StreamInferenceNet, lesson: Lesson) -> Tensor:
 def by_neighbors(after: After, config: OutOfFoldConfig, seed: int) -> list[Tensor]:
     """Return the votes of nearest neighbors along every stream, taken as they will be at test time."""
     settings = VnlSettings(**VOTES[config.votes])
-    beside: Sequence[Lesson | None] = after.still or [None] * len(after.lessons)
-    return [vote_lesson(lesson, settings, by) for lesson, by in zip(after.lessons, beside, strict=True)]
+    both = zip(after.lessons, after.still, strict=True)
+    return [vote_lesson(lesson, settings, still) for lesson, still in both]
 
 
 @torch.no_grad()
