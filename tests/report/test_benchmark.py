@@ -13,6 +13,8 @@ from vicinal.benchmarks.spec import Figure, Spec
 from vicinal.evaluation.example import Example, save_examples
 from vicinal.evaluation.record import Record
 from vicinal.report.benchmark import write_benchmark
+from vicinal.report.board import make_board
+from vicinal.report.views import headlines
 
 MakeRecord = Callable[..., Record]
 VOID = {"meta", "link", "img", "br", "hr", "wbr"}
@@ -136,6 +138,22 @@ def test_the_overview_has_every_cell_with_its_seeds(folder: Path, digits_records
     cell = page.row("All settings", "Soft")[2]
     assert cell == f"{few.mean():.1f} paper 70.0 {shown(few.mean() - 70.0)} 1 seed"
     assert page.row("All settings", "This paper")[2] == ""
+
+
+def test_a_headline_compares_the_seeds_that_both_rows_have(
+    digits_spec: Spec, digits_records: list[Record]
+) -> None:
+    """A difference stands beside the figure it is a difference to."""
+    late = [r for r in digits_records if r.method == "erm" or r.seed >= 3]
+    spec = replace(
+        digits_spec, rows=tuple(replace(row, ours=row.method == "soft") for row in digits_spec.rows)
+    )
+    (column, row, sentence), *_ = headlines(make_board(spec, late))
+    erm, soft = per_seed(late, "erm").mean(axis=1)[3:], per_seed(late, "soft").mean(axis=1)
+    assert (column, row) == ("Batches of 20", "Soft")
+    assert sentence.startswith(f"{soft.mean():.1f} ± ")
+    assert sentence.endswith(f"{shown((soft - erm).mean())} against ERM baseline ({erm.mean():.1f}).")
+    assert f"{erm.mean():.1f}" != f"{per_seed(late, 'erm').mean():.1f}", "else all seeds would do"
 
 
 def test_single_seeds_are_marked(folder: Path) -> None:

@@ -216,10 +216,10 @@ def _sentence(cell: Cell, column: Column) -> str:
     assert found is not None
     text = f"{with_unit(value_and_spread(found, metric.decimals), metric)} ({seeds_text(found.count)})"
     if cell.against is not None and column.reference is not None:
-        base = column.cells[column.reference].summary
         gap = difference_to_reference(cell.against, metric)
-        shown = number(base.mean, metric.decimals) if base else ""
-        text += f", {gap.text} against {column.reference} ({shown})"
+        base = column.cells[column.reference].values
+        both = summary([base[seed] for seed in base.keys() & cell.values.keys()])  # the gap is of these
+        text += f", {gap.text} against {column.reference} ({number(both.mean, metric.decimals)})"
     return text + "."
 
 
