@@ -138,7 +138,10 @@ def test_there_are_records_of_the_project() -> None:
         (("--metric", "parameters"), ("parameters", "protocol")),
         (("--baseline", "soft"), ("'soft'", "erm, soft (batch), soft (stream)")),
         (("--format", "word"), ("'word'", "csv, json, latex, md, table")),
-        (("--paper",), ("one benchmark", "none")),
+        (("--paper",), ("of a benchmark", "none")),
+        (("--spec", "rotated"), ("--spec", "--paper")),
+        (("--paper", "--spec", "rotatd"), ("'rotatd'", "rotated")),
+        (("--paper", "--spec", "mine.toml"), ("mine.toml", "no such spec")),
         (("--paper", "--by", "row"), ("--paper", "--by")),
     ],
 )
@@ -170,6 +173,15 @@ def test_the_paper_beside_ours(vicinal: Any, tmp_path: Path, monkeypatch: Any) -
     ran = vicinal("results", tmp_path, "--paper", "--format", "json")
     row = next(row for row in json.loads(ran.out)["rows"] if row["label"] == figure.row)
     assert (row["cells"][0]["paper"], row["cells"][0]["mean"]) == (figure.value, 87.5)
+
+
+def test_the_table_of_a_spec_of_ones_own(vicinal: Any, tmp_path: Path) -> None:
+    folder, spec = RESULTS / "votes", RESULTS.parent / "benchmarks" / "votes.toml"
+    assert "give its file, --spec FILE.toml" in vicinal("results", folder, "--paper").line
+    ran = vicinal("results", folder, "--paper", "--spec", spec, "--format", "json")
+    assert ran.code == 0, ran.err
+    cells = [cell for row in json.loads(ran.out)["rows"] for cell in row["cells"]]
+    assert all(cell["complete"] for cell in cells)
 
 
 def documented() -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 from vicinal.benchmarks.spec import Expect, Row, Setting, Spec
 from vicinal.errors import DataError
 from vicinal.evaluation.record import Record
-from vicinal.report.board import make_board
+from vicinal.report.board import make_board, spec_of
 from vicinal.report.expectations import check_expectations
 from vicinal.report.naming import by_looks, telling_options
 from vicinal.report.views import expectation
@@ -99,6 +99,52 @@ def test_records_of_another_benchmark_or_row_are_refused(
     )
     with pytest.raises(DataError, match="'Gone'"):
         make_board(digits_spec, [*digits_records, spoilt])
+
+
+def test_a_run_stands_in_every_column_that_differs_in_its_metric_alone(
+    digits_spec: Spec, digits_records: list[Record]
+) -> None:
+    first = digits_spec.settings[0]
+    again = replace(first, name="Again, ECE", metric="ece")
+    spec = replace(digits_spec, settings=(*digits_spec.settings, again))
+    board = make_board(spec, digits_records)
+    own, shared = board.cell("Soft", first.name), board.cell("Soft", again.name)
+    assert [r.ece for r in own.records] == [r.ece for r in shared.records] != []
+    assert shared.summary.mean == pytest.approx(100 * statistics.fmean(r.ece for r in own.records))
+    assert board.cell("Soft", "Batches of 4").records != own.records
+    only = replace(digits_spec.row("Soft"), settings=(first.name,))
+    fewer = replace(spec, rows=tuple(only if row.label == "Soft" else row for row in spec.rows))
+    mine = [r for r in digits_records if r.method != "soft" or r.batch_size == 20]
+    assert make_board(fewer, mine).cell("Soft", again.name) is None, "the row is not of that column"
+
+
+def test_a_run_of_its_own_goes_before_one_that_is_shared(
+    digits_spec: Spec, digits_records: list[Record]
+) -> None:
+    again = replace(digits_spec.settings[0], name="Again")
+    spec = replace(digits_spec, settings=(*digits_spec.settings, again))
+    one = next(
+        r for r in digits_records if (r.method, r.batch_size, r.seed, r.target) == ("soft", 20, 0, "0")
+    )
+    place = one.protocol["benchmark"] | {"setting": "Again"}
+    own = replace(one, accuracy=0.01, protocol=one.protocol | {"benchmark": place})
+    for records in ([own, *digits_records], [*digits_records, own]):
+        board = make_board(spec, records)
+        assert board.cell("Soft", "Again").of("0")[0] == pytest.approx(1.0)
+        assert board.cell("Soft", digits_spec.settings[0].name).of("0")[0] > 50
+
+
+def test_the_benchmark_of_records(make: MakeRecord) -> None:
+    def of(spec: str) -> Record:
+        return make(protocol={"benchmark": {"spec": spec}})
+
+    assert spec_of([make()]) is None
+    assert spec_of([make(), of("compare")]) is None
+    assert spec_of([of("rotated"), make()]).name == "rotated"
+    with pytest.raises(DataError, match=r"several benchmarks \(ablation, rotated\)"):
+        spec_of([of("rotated"), of("ablation")])
+    with pytest.raises(DataError, match="'mine': give its file"):
+        spec_of([of("mine")])
 
 
 def test_streams_of_one_model_are_one_repetition(make: MakeRecord) -> None:

@@ -12,7 +12,7 @@ import pytest
 from vicinal.benchmarks.spec import Figure, Row, Setting, Spec
 from vicinal.errors import ConfigError, DataError, UnknownNameError
 from vicinal.evaluation.record import Record
-from vicinal.report.export import Cell, Table, results_table, spec_of, spec_table
+from vicinal.report.export import Cell, Table, results_table, spec_table
 from vicinal.report.select import read_all
 
 MakeRecord = Callable[..., Record]
@@ -211,7 +211,10 @@ def test_the_stored_digits_against_a_plain_loop() -> None:
 SPEC = Spec(
     name="small",
     title="A small table",
-    settings=(Setting("MNIST", "rotated_mnist"), Setting("Cost", "rotated_mnist", metric="parameters")),
+    settings=(
+        Setting("MNIST", "rotated_mnist"),
+        Setting("Cost", "rotated_mnist", metric="parameters", batch_size=64),
+    ),
     rows=(Row("ERM", "erm"), Row("Cited"), Row("Ours", "vnl", ours=True)),
     figures=(
         Figure("ERM", "MNIST", 93.5),
@@ -274,13 +277,3 @@ def test_a_cell_of_unlike_runs_is_refused(make: MakeRecord) -> None:
     records = [*spec_records(make), measured(make, "ERM", seed=7, backbone="other", target="0")]
     with pytest.raises(DataError, match=r"'ERM' in 'MNIST' has runs that differ in backbone \(cnn, other\)"):
         spec_table(SPEC, records)
-
-
-def test_the_benchmark_of_records(make: MakeRecord) -> None:
-    with pytest.raises(DataError, match="here are those of: none"):
-        spec_of([make()])
-    other = make(protocol={"benchmark": {"spec": "other"}})
-    with pytest.raises(DataError, match="here are those of: other, small"):
-        spec_of([measured(make, "ERM"), other])
-    with pytest.raises(UnknownNameError, match="spec 'small'"):
-        spec_of([measured(make, "ERM")])

@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from vicinal.benchmarks.place import IGNORED, Place, choices_of, lock, write_text
 from vicinal.benchmarks.plan import MeasureRun, Plan
 from vicinal.benchmarks.schedule import Failure, Job, Listen, Shift, make_tasks
-from vicinal.benchmarks.store import Store, benchmark_of
+from vicinal.benchmarks.store import Store, benchmark_of, in_cell
 from vicinal.benchmarks.workers import Crew, Desk
 from vicinal.data.catalog import DATASETS
 from vicinal.data.find import data_dirs, how_to_get, status
@@ -109,17 +109,11 @@ def records_of(plan: Plan, store: Store) -> list[Record]:
     for run in plan.measures:
         cells.setdefault(run.key, []).append(run)
     return [
-        _in_cell(record, run)
+        in_cell(record, run.spec, run.row, run.setting)
         for record in store.records()
         for run in cells.get(benchmark_of(record)["key"], [])
         if record.target in run.results
     ]
-
-
-def _in_cell(record: Record, run: MeasureRun) -> Record:
-    place = {"spec": run.spec, "setting": run.setting, "row": run.row}
-    benchmark = {**benchmark_of(record), **place}
-    return replace(record, protocol={**record.protocol, "benchmark": benchmark})
 
 
 def write_index(plan: Plan, out: Path) -> None:

@@ -1,6 +1,7 @@
 """The records of a benchmark on disk: append-only, several writers, each result once, every line checked."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -110,6 +111,12 @@ def benchmark_of(record: Record) -> dict[str, Any]:
     """Return what a record says of the benchmark it belongs to; empty for one that belongs to none."""
     part = record.protocol.get("benchmark", {})
     return part if isinstance(part, dict) else {}
+
+
+def in_cell(record: Record, spec: str, row: str, setting: str) -> Record:
+    """Return a record as that of a cell of a benchmark's table, whichever it was measured for."""
+    benchmark = {**benchmark_of(record), "spec": spec, "row": row, "setting": setting}
+    return replace(record, protocol={**record.protocol, "benchmark": benchmark})
 
 
 def check_record(record: Record, where: str) -> None:

@@ -1,18 +1,14 @@
 """`vicinal report`: a page from the records of a folder."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vicinal.benchmarks.peers import COMPARE
-from vicinal.benchmarks.spec import SUFFIX, Spec, load_spec, spec_names
+from vicinal.benchmarks.spec import load_spec
 from vicinal.cli.console import out
-from vicinal.errors import ConfigError
-from vicinal.evaluation.record import Record
 from vicinal.report.benchmark import FIGURES, PAGE, write_benchmark
-from vicinal.report.board import benchmark_of
+from vicinal.report.board import spec_of
 from vicinal.report.select import read_all
 
 
@@ -30,19 +26,8 @@ def report_command(
 ) -> None:
     """Make report.html and figures/ beside the records of a benchmark or of any other runs."""
     records, folder = read_all([path]), path if path.is_dir() else path.parent
-    found = load_spec(spec) if spec is not None else _spec_of(records)
+    found = load_spec(spec) if spec is not None else spec_of(records)
     write_benchmark(found, records, folder, page_only=page_only)
     what = "records" if found is None else f"records of {found.name}"
     figures = "" if page_only else f", its figures in {folder / FIGURES}"
     out.print(f"{len(records)} {what}: the page in {folder / PAGE}{figures}")
-
-
-def _spec_of(records: Sequence[Record]) -> Spec | None:
-    """Return the benchmark that records name; None where they name none."""
-    places = [place for place in map(benchmark_of, records) if place.get("spec", COMPARE) != COMPARE]
-    names = sorted({str(place["spec"]) for place in places})
-    if len(names) > 1:
-        raise ConfigError(f"these records are of several benchmarks ({', '.join(names)}): choose with --spec")
-    if names and names[0] not in spec_names():
-        raise ConfigError(f"these records are of benchmark '{names[0]}': give its file, --spec FILE{SUFFIX}")
-    return load_spec(names[0]) if names else None

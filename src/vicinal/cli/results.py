@@ -9,10 +9,12 @@ import typer
 from rich.console import Console
 
 from vicinal.benchmarks.metric import METRICS
-from vicinal.benchmarks.spec import ACCURACY
+from vicinal.benchmarks.spec import ACCURACY, Spec, load_spec
 from vicinal.cli.console import out
-from vicinal.errors import ConfigError, UnknownNameError
-from vicinal.report.export import Table, results_table, spec_of, spec_table
+from vicinal.errors import ConfigError, DataError, UnknownNameError
+from vicinal.evaluation.record import Record
+from vicinal.report.board import spec_of
+from vicinal.report.export import Table, results_table, spec_table
 from vicinal.report.formats import TEXTS, as_rich
 from vicinal.report.select import read_all, where
 
@@ -40,6 +42,10 @@ def results_command(
     paper: Annotated[
         bool, typer.Option("--paper", help="The benchmark's own table, with the paper's figures beside ours.")
     ] = False,
+    spec: Annotated[
+        str | None,
+        typer.Option(help="With --paper: the benchmark, or its .toml file; default: what the records say."),
+    ] = None,
     format_name: Annotated[
         str | None,
         typer.Option("--format", help=f"{', '.join(FORMATS)}; default: as --out ends, else table."),
@@ -55,12 +61,14 @@ def results_command(
     kind = _format(format_name, out_file)
     records = where(read_all(paths), _filters(filters or ()))
     names = [name.strip() for name in by.split(",") if name.strip()]
+    if spec is not None and not paper:
+        raise ConfigError("--spec says whose table --paper shows: give both")
     if paper:
         if names or metric is not None:
             raise ConfigError(
                 "--paper shows the benchmark's own rows and metric: leave out --by and --metric"
             )
-        table = spec_table(spec_of(records), records, per_target=per_target, baseline=baseline)
+        table = spec_table(_benchmark(spec, records), records, per_target=per_target, baseline=baseline)
     else:
         table = results_table(
             records, by=names, metric=metric or ACCURACY, per_target=per_target, baseline=baseline
@@ -73,6 +81,13 @@ def results_command(
         out.print(as_rich(table), crop=False)
     else:
         typer.echo(TEXTS[kind](table), nl=False)
+
+
+def _benchmark(spec: str | None, records: Sequence[Record]) -> Spec:
+    found = load_spec(spec) if spec is not None else spec_of(records)
+    if found is None:
+        raise DataError("the paper's figures need records of a benchmark, and these are of none")
+    return found
 
 
 def _format(name: str | None, file: Path | None) -> str:

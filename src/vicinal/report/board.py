@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from vicinal.benchmarks.metric import METRICS, Metric
+from vicinal.benchmarks.peers import COMPARE
 from vicinal.benchmarks.plan import groups_of
-from vicinal.benchmarks.spec import Figure, Spec
+from vicinal.benchmarks.spec import SUFFIX, Figure, Spec, load_spec, spec_names
+from vicinal.benchmarks.store import benchmark_of
 from vicinal.data.streams import StreamSpec
 from vicinal.errors import DataError
 from vicinal.evaluation.record import Record
@@ -124,10 +125,15 @@ def _in_earnest(records: Sequence[Record]) -> tuple[list[Record], bool]:
     return (full, False) if full else (list(records), bool(records))
 
 
-def benchmark_of(record: Record) -> Mapping[str, Any]:
-    """Return which cell of which benchmark a record was measured for; empty for other records."""
-    found = record.protocol.get("benchmark")
-    return found if isinstance(found, dict) else {}
+def spec_of(records: Iterable[Record]) -> Spec | None:
+    """Return the benchmark that records name; None where they name none."""
+    named = {str(benchmark_of(record).get("spec", COMPARE)) for record in records} - {COMPARE}
+    names = sorted(named)
+    if len(names) > 1:
+        raise DataError(f"these records are of several benchmarks ({', '.join(names)}): choose with --spec")
+    if names and names[0] not in spec_names():
+        raise DataError(f"these records are of benchmark '{names[0]}': give its file, --spec FILE{SUFFIX}")
+    return load_spec(names[0]) if names else None
 
 
 def _column(spec: Spec | None, name: str, named: Sequence[Named]) -> Column:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vicinal.benchmarks.metric import METRICS, Metric
-from vicinal.benchmarks.spec import Figure, Spec, load_spec
+from vicinal.benchmarks.spec import Figure, Spec
 from vicinal.errors import DataError, UnknownNameError
 from vicinal.evaluation.record import Record
 from vicinal.evaluation.statistics import Paired, Summary, paired, per_seed, summary
@@ -182,15 +182,6 @@ def spec_table(
         lines.append(_Line(row, (row,), runs, figures))
     notes = (QUICK,) if found.quick else ()
     return _filled(spec.title, ("method",), list(columns), lines, baseline, notes)
-
-
-def spec_of(records: Iterable[Record]) -> Spec:
-    """Return the benchmark that the records were measured for; several or none is an error."""
-    names = {board.benchmark_of(record).get("spec") for record in records}
-    if len(names) != 1 or None in names:
-        found = ", ".join(sorted(map(str, names - {None}))) or "none"
-        raise DataError(f"the paper's figures need records of one benchmark, here are those of: {found}")
-    return load_spec(str(names.pop()))
 
 
 def _alike(cell: board.Cell) -> list[Run]:

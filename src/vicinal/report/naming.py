@@ -1,10 +1,11 @@
 """Which row and column of a page a record belongs to: by its benchmark, or by what tells it from others."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vicinal.benchmarks.spec import Spec
+from vicinal.benchmarks.store import benchmark_of, in_cell
 from vicinal.errors import DataError
 from vicinal.evaluation.record import Record
 from vicinal.report.content import as_text, flat
@@ -29,12 +30,17 @@ class Named:
 
 
 def by_label(spec: Spec, records: Sequence[Record]) -> list[Named]:
-    """Return the places that the records were measured for; those of other benchmarks are left out."""
-    rows, columns = {row.label for row in spec.rows}, {setting.name for setting in spec.settings}
-    found: dict[tuple[str, str, int, str], Named] = {}
+    """Return the places of records in a benchmark's table; those of other benchmarks are left out.
+
+    A run is on record once: it stands in every column that differs from its own in the metric alone.
+    """
+    rows = {row.label: {s.name for s in spec.settings if row in spec.rows_of(s)} for row in spec.rows}
+    columns = _columns_of_runs(spec)
+    own: dict[tuple[str, str, int, str], Named] = {}
+    shared: dict[tuple[str, str, int, str], Named] = {}
     for record in records:
-        place = record.protocol.get("benchmark") or {}
-        row, column = place.get("row"), place.get("setting")
+        place = benchmark_of(record)
+        row, column = str(place.get("row")), str(place.get("setting"))
         if place.get("spec") != spec.name:
             continue
         if row not in rows or column not in columns:
@@ -42,10 +48,19 @@ def by_label(spec: Spec, records: Sequence[Record]) -> list[Named]:
                 f"a record was measured for '{row}' in '{column}', which benchmark '{spec.name}' "
                 "does not have: run it again"
             )
-        found[row, column, record.seed, record.target] = Named(row, column, record)
-    if not found:
+        own[row, column, record.seed, record.target] = Named(row, column, record)
+        for name in rows[row].intersection(columns[column]):
+            moved = in_cell(record, spec.name, row, name)
+            shared[row, name, record.seed, record.target] = Named(row, name, moved)
+    if not own:
         raise DataError(f"no record of benchmark '{spec.name}': run `vicinal reproduce {spec.name}` first")
-    return list(found.values())
+    return list({**shared, **own}.values())
+
+
+def _columns_of_runs(spec: Spec) -> dict[str, list[str]]:
+    """Return, for every column, those that show the same runs: they differ from it in their metric alone."""
+    asked = {one.name: replace(one, name="", metric=None) for one in spec.settings}
+    return {name: [other for other in asked if asked[other] == what] for name, what in asked.items()}
 
 
 def by_looks(records: Sequence[Record]) -> list[Named]:
