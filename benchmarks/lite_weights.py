@@ -27,7 +27,7 @@ def tensors_in(package: Path) -> dict[str, Tensor]:
 
 
 def renamed(tensors: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors under the names of others that stand in the same order; shapes that differ are an error."""
+    """Return tensors under the names of others in the same order; differing shapes are an error."""
     pairs = list(zip(wanted.items(), tensors.values(), strict=True))
     for (name, like), tensor in pairs:
         if like.shape != tensor.shape:
