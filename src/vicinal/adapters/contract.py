@@ -214,7 +214,7 @@ class Adapter(nn.Module, ABC):
 
     def _adapted(self, x: Tensor) -> dict[str, Tensor]:
         """Adapt to a batch and return all that its prediction leaves behind."""
-        self.norm.begin()
+        self.norm.begin(x)
         self.observed = None
         with torch.enable_grad():
             made = {"logits": self.adapt(x).detach()}

@@ -80,7 +80,7 @@ class Memo(Adapter):
         """Adapt to and predict each image by itself."""
         settings, augment = self.settings, self.settings.augment
         assert augment is not None
-        if settings.statistics.kind == "stream":
+        if settings.statistics.along_stream:
             self.norm.settle(self.model, x)
         size = x.shape[-2], x.shape[-1]
         draws = [augment.draw(settings.views, *size, self.generator) for _ in range(settings.steps)]
@@ -123,13 +123,13 @@ class Memo(Adapter):
         if statistics.kind == "blend":
             with mixed_norm(self.model, blend_weight(1, statistics.source_images), keep=False):
                 return self.model.features_and_logits(images)
-        with self.norm.updating(len(images)):
+        with self.norm.updating(len(images), of_batch=False):
             return self.model.features_and_logits(images)
 
     @torch.no_grad()
     def _predict(self, image: Tensor, views: Tensor) -> tuple[Tensor, Tensor]:
         kind = self.settings.statistics.kind
-        if kind == "stream" or not self.has_batch_norm:
+        if self.settings.statistics.along_stream or not self.has_batch_norm:
             with self.norm.predicting(1):
                 return self.model.features_and_logits(image)
         if kind == "batch":

@@ -158,7 +158,7 @@ class Rotta(Adapter):
         rate = self.settings.norm_rate
         if self._robust and rate is not None:
             return mixed_norm(model, rate, keep=True)
-        return norm.updating(images)
+        return norm.updating(images, of_batch=False)
 
     def _seen(self) -> int:
         return int(self.memory["seen"]) if "seen" in self.memory else 0

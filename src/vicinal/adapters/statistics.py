@@ -1,20 +1,23 @@
 """Which normalization statistics a pass runs on, for every network with BatchNorm layers.
 
-| kind   | a batch is predicted on                                  |
-|--------|----------------------------------------------------------|
-| source | source statistics                                        |
-| batch  | its own                                                  |
-| blend  | its own, mixed with the source's                         |
-| stream | an average over the stream that starts from the source's |
+| kind     | a batch is predicted on                                  |
+|----------|----------------------------------------------------------|
+| source   | source statistics                                        |
+| batch    | its own                                                  |
+| blend    | its own, mixed with the source's                         |
+| stream   | an average over the stream that starts from the source's |
+| balanced | the same, in which all classes are to count alike        |
 
 The pass that predicts a batch is also the one that takes it into the average: each layer sees what the layers
 before it have normalized that way. Updates run on the same values, but their gradient is that of batch
 statistics (batch renormalization), save on source statistics: with an average inside the gradient every
-method collapses. A batch of one cannot make statistics: it joins the stream average and runs on it. Networks
-without BatchNorm have no such statistics and all kinds are one.
+method collapses. Balanced, an image counts the less the more frequent its class is along the stream, and so
+much of the statistics is the source's as classes are missing (`vicinal.adapters.balance`). A batch of one
+cannot make statistics: it joins the stream average and runs on it. Networks without BatchNorm have no such
+statistics and all kinds are one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -23,18 +26,22 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.adapters.activations import Activations, Use
+from vicinal.adapters.balance import ClassBalance, Weighed, part_of
 from vicinal.adapters.fused_norm import on_average, renormalizing
-from vicinal.adapters.layers import Lent, batch_norms, running
+from vicinal.adapters.layers import Lent, batch_norms, normalized_by, renormalized, running
 from vicinal.errors import ConfigError
 from vicinal.functional.normalization import (
     Moments,
     blend_weight,
     moment_shift,
     moments_of,
+    renormalization,
     stream_weight,
 )
+from vicinal.models.classifier import Classifier
+from vicinal.models.wrap import Wrapped
 
-Kind = Literal["batch", "source", "blend", "stream"]
+Kind = Literal["batch", "source", "blend", "stream", "balanced"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -53,17 +60,28 @@ class StatisticsConfig:
         if self.source_images < 1 or not 0 <= self.floor <= 1:
             raise ConfigError("statistics need source_images of at least 1 and a floor between 0 and 1")
 
+    @property
+    def along_stream(self) -> bool:
+        """Whether batches are predicted on an average over the stream."""
+        return self.kind in ("stream", "balanced")
+
 
 class NormStatistics(nn.Module):
     """The statistics of a model's BatchNorm layers: it sets the mode of each pass and keeps the averages.
 
     The layers' own running buffers hold what the next prediction runs on; the buffers here hold the source's
-    moments and the stream's.
+    moments and the stream's. Those of a frozen copy go `beside` the model's and take from
+    these what an image counts.
     """
 
-    seen: Tensor
+    seen: Tensor  # images that have joined the stream's average, or what they count
 
-    def __init__(self, model: nn.Module, config: StatisticsConfig) -> None:
+    def __init__(
+        self,
+        model: Classifier | Wrapped,
+        config: StatisticsConfig,
+        beside: "NormStatistics | None" = None,
+    ) -> None:
         super().__init__()
         self.config = config
         # In a tuple, so that the layers stay the model's and are not registered a second time.
@@ -73,17 +91,30 @@ class NormStatistics(nn.Module):
         self._settled = False  # whether the batch is in the average
         self._weights: dict[int, Tensor] = {}  # of this step: what a batch of so many images weighs
         device = next(model.parameters()).device
-        self.register_buffer("seen", torch.zeros((), dtype=torch.long, device=device))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.double, device=device))
+        self.weighed: Weighed | None = None  # the batch of this step, where classes are balanced
+        self._balance: tuple[ClassBalance, ...] = ()
+        if config.kind == "balanced" and self._layers:
+            if beside is None:
+                self.balance = ClassBalance(model, config.source_images, config.floor)
+            self._balance = (self.balance,) if beside is None else beside._balance
+        self._beside = () if beside is None else (beside,)
+        # Balanced, the source's moments are a part of the average and are carried along as it is.
+        owners = ("source", "stream", "home") if self._balance else ("source", "stream")
         for index, layer in enumerate(self._layers):
             for what, name in (("mean", "running_mean"), ("variance", "running_var")):
                 value = layer.get_buffer(name)
                 precise = torch.promote_types(value.dtype, torch.float32)
-                for owner in ("source", "stream"):
+                for owner in owners:
                     self.register_buffer(f"{owner}_{what}_{index}", value.to(precise, copy=True))
 
-    def begin(self) -> None:
+    def begin(self, x: Tensor | None = None) -> None:
         """Expect a new batch; forget the step before, finished or not."""
         self._before, self._settled, self._weights = {}, False, {}
+        if self._beside:
+            self.weighed = self._beside[0].weighed
+        elif self._balance:
+            self.weighed = self.balance.unweighed() if x is None else self.balance.weigh(x)
 
     def observed(self, images: int) -> bool:
         """Say whether the moments from before this step's updates are known, or will not be needed."""
@@ -102,17 +133,27 @@ class NormStatistics(nn.Module):
         return bool(self._layers) and self.config.kind in ("batch", "blend")
 
     @contextmanager
-    def updating(self, images: int) -> Iterator[None]:
-        """Set the mode of a pass whose gradient is taken; the first one of a step is observed."""
+    def updating(self, images: int, *, of_batch: bool = True) -> Iterator[None]:
+        """Set the mode of a pass whose gradient is taken; the first one of a step is observed.
+
+        It may be over views of the batch, one after the other, or over other images.
+        """
         if not self._averages(images):
             with running(self._layers, on_batch=self.config.kind != "source" and images > 1):
                 yield
             return
         uses, owner, share = Uses(), self._owner(images), self._share(images)
+        told = self.weighed if of_batch or not self._balance else self._balance[0].unweighed()
 
         def values(index: int, x: Tensor) -> Lent | Tensor:
             layer, average, use = self._layers[index], self._stored(owner, index), uses.next(index)
             rectify = self._activations.follows(use, layer)
+            if told is not None:
+                part = part_of(x, told, average, self._stored("home", index), share, None)
+                uses.batch[use] = part.batch
+                if images == 1:
+                    return normalized_by(part.used)
+                return renormalized(layer, *renormalization(moments_of(x), part.used, layer.eps))
             if images == 1:  # no statistics of its own: it runs on the average, in gradient as well
                 instead, uses.batch[use], _ = on_average(layer, x, average, share, rectify=rectify)
             else:
@@ -134,21 +175,28 @@ class NormStatistics(nn.Module):
                 yield
             return
         uses, owner, share = Uses(), self._owner(images), self._share(images)
-        follows = self.config.follow_updates and owner == "stream"
+        follows, told = self.config.follow_updates and owner == "stream", self.weighed
 
         def values(index: int, x: Tensor) -> Lent | Tensor:
             layer, average, use = self._layers[index], self._stored(owner, index), uses.next(index)
             before = self._before.get(use) if follows else None
+            if told is not None:
+                part = part_of(x, told, average, self._stored("home", index), share, before)
+                uses.batch[use], uses.average[index], uses.home[index], uses.used[index] = part
+                return normalized_by(part.used)
             rectify = self._activations.follows(use, layer)
-            told = on_average(layer, x, average, share, before, rectify=rectify)
-            instead, uses.batch[use], uses.average[index] = told
+            made = on_average(layer, x, average, share, before, rectify=rectify)
+            instead, uses.batch[use], uses.average[index] = made
+            uses.used[index] = uses.average[index]
             return self._put_out(use, instead, rectify)
 
         with self._activations.saved(), running(self._layers, values, on_batch=False):
             yield
         # Only now: a pass that fails leaves the averages as they were.
         self._before, self._settled, self._weights = uses.batch, True, {}
-        self._keep(uses.average, images if owner == "stream" else 0)
+        self._keep({"running": uses.used})
+        if owner == "stream":
+            self._join(images, {"stream": uses.average, "home": uses.home})
 
     def _put_out(self, use: Use, instead: Lent | Tensor, rectified: bool) -> Lent | Tensor:
         """Return what a layer runs on, or what it is to put out, of which the activations take note."""
@@ -157,17 +205,23 @@ class NormStatistics(nn.Module):
         return instead
 
     @torch.no_grad()
-    def _keep(self, averages: dict[int, Moments], joined: int) -> None:
-        """Let the layers run on these averages; of images that have joined the stream's it keeps them too."""
-        owners = ("running", "stream") if joined else ("running",)
+    def _join(self, images: int, averages: Mapping[str, dict[int, Moments]]) -> None:
+        """Keep the averages that a batch has joined."""
+        self._keep(averages)
+        self.seen += self._counts(images)
+        if self.weighed is not None and not self._beside:
+            self.balance.keep(self.weighed, images)
+
+    @torch.no_grad()
+    def _keep(self, averages: Mapping[str, dict[int, Moments]]) -> None:
+        """Write averages where their owners have them; the running ones are what layers run on."""
         pairs = [
             pair
-            for owner in owners
-            for index, average in averages.items()
+            for owner, by_layer in averages.items()
+            for index, average in by_layer.items()
             for pair in zip(self._stored(owner, index), average, strict=True)
         ]
         torch._foreach_copy_([old for old, _ in pairs], [new for _, new in pairs])
-        self.seen += joined
 
     @torch.no_grad()
     def settle(self, model: nn.Module, x: Tensor) -> None:
@@ -190,7 +244,7 @@ class NormStatistics(nn.Module):
     def freeze(self, model: nn.Module, x: Tensor) -> None:
         """Make what a prediction of x runs on what every later pass in evaluation mode runs on."""
         if self.config.kind == "batch" and len(x) > 1:
-            self._keep(self._on_batch(model, x)[1], joined=0)
+            self._keep({"running": self._on_batch(model, x)[1]})
         else:
             self.settle(model, x)
 
@@ -208,7 +262,9 @@ class NormStatistics(nn.Module):
     def _averages(self, images: int) -> bool:
         """Say whether this batch is predicted on an average: asked for, or the only way with one image."""
         kind = self.config.kind
-        return bool(self._layers) and (kind in ("blend", "stream") or (kind == "batch" and images == 1))
+        return bool(self._layers) and (
+            kind == "blend" or self.config.along_stream or (kind == "batch" and images == 1)
+        )
 
     def _owner(self, images: int) -> str:
         """Return whose moments a batch is mixed with: the stream's, or a blend's, the source's."""
@@ -220,13 +276,18 @@ class NormStatistics(nn.Module):
         if images in self._weights:  # for all passes of a step, save those after it has joined the average
             return self._weights[images]
         if self._owner(images) == "source":
-            share = torch.full_like(self.seen, blend_weight(images, config.source_images), dtype=torch.double)
+            share = torch.full_like(self.seen, blend_weight(images, config.source_images))
         elif self._settled:  # it is in the average already
             share = torch.zeros_like(self.seen)
         else:
-            share = stream_weight(images, self.seen, config.source_images, config.floor)
+            share = stream_weight(self._counts(images), self.seen, config.source_images, config.floor)
         self._weights[images] = share.to(self.get_buffer("stream_mean_0").dtype)
         return self._weights[images]
+
+    def _counts(self, images: int) -> int | Tensor:
+        """Return what so many images count together."""
+        each = None if self.weighed is None else self.weighed.each
+        return images if each is None or len(each) != images else each.sum()
 
     def _stored(self, owner: str, index: int) -> Moments:
         if owner == "running":
@@ -240,7 +301,10 @@ class Uses:
 
     def __init__(self) -> None:
         self.batch: dict[Use, Moments] = {}  # of what every use was fed
-        self.average: dict[int, Moments] = {}  # by layer: what its last use ran on
+        # By layer, of its last use:
+        self.used: dict[int, Moments] = {}  # what it ran on
+        self.average: dict[int, Moments] = {}  # the stream's average
+        self.home: dict[int, Moments] = {}  # the source's part, where classes are balanced
 
     def next(self, index: int) -> Use:
         """Return which use of a layer is the next one."""

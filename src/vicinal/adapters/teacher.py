@@ -29,7 +29,7 @@ class Follower(nn.Module):
     @torch.no_grad()
     def settle(self, x: Tensor) -> None:
         """Take a batch into the statistics that predictions run on."""
-        self.norm.begin()
+        self.norm.begin(x)
         self.norm.settle(self.model, x)
 
     @torch.no_grad()

@@ -95,7 +95,7 @@ class Vnl(Adapter):
             self.neighborhood = Neighborhood(self.settings.crowd_size(len(head.bias)), head, spaces)
         if self.has_anchor:
             self.anchor = copy.deepcopy(self.model).eval().requires_grad_(False)
-            self.anchor_norm = NormStatistics(self.anchor, self.settings.statistics)
+            self.anchor_norm = NormStatistics(self.anchor, self.settings.statistics, beside=self.norm)
         if self.settings.update == "anchored":
             self.anchor_labeler = StreamLabeler(fitted(source.anchor_phi), head)
         shares = torch.zeros_like(head.bias.detach())

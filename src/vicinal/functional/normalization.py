@@ -32,6 +32,20 @@ def moments_of(x: Tensor, *, constant: bool = True) -> Moments:
     return Moments(mean, variance)
 
 
+def weighted_moments(x: Tensor, weight: Tensor) -> Moments:
+    """Return the moments of every channel of x (N, C, ...), each image counting as its weight (N,) says.
+
+    m = sum_i w_i m_i / sum_i w_i and v = sum_i w_i (v_i + (m_i - m)^2) / sum_i w_i by the moments of every
+    image alone. They are constants to the gradient.
+    """
+    x = x.detach().to(torch.promote_types(x.dtype, torch.float32)).flatten(2)
+    x = x if x.ndim == 3 else x.unsqueeze(-1)
+    variance, mean = torch.var_mean(x, dim=-1, correction=0)
+    w = (weight / weight.sum()).to(x.dtype).unsqueeze(-1)
+    middle = (w * mean).sum(0)
+    return Moments(middle, (w * (variance + (mean - middle).square())).sum(0))
+
+
 def mix(old: Moments, new: Moments, weight: float | Tensor) -> Moments:
     """Return the moments of a mixture that takes `weight` of its samples from `new` and the rest from `old`.
 
@@ -73,14 +87,14 @@ def transport(moments: Moments, before: Moments, after: Moments) -> Moments:
     return Moments(mean, moments.variance * stretch.square())
 
 
-def stream_weight(images: int, seen: Tensor, source_images: int, floor: float) -> Tensor:
+def stream_weight(images: int | Tensor, seen: Tensor, source_images: int, floor: float) -> Tensor:
     """Return the weight of the newest batch in the stream average, where the count of images `seen` lives.
 
     max(n / (n_source + n_seen + n), 1 - (1 - floor)^(n / n_source)): the source statistics count as one batch
     of `source_images` images, then every image counts the same, and the newest `source_images` never count
     less than `floor`. At a batch size of `source_images` this is max(1 / (t + 1), floor) at step t.
     """
-    least: float = 1 - (1 - floor) ** (images / source_images)
+    least: float | Tensor = 1 - (1 - floor) ** (images / source_images)
     return (images / (source_images + seen.double() + images)).clamp_min(least)
 
 

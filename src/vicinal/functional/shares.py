@@ -60,6 +60,19 @@ def likely_shares(m: Tensor, s: Tensor, n: Tensor) -> Tensor:
     return (g.unsqueeze(-1) * (m + RARE / classes).log()).softmax(-1)
 
 
+def equalizing_weights(c: Tensor, m: Tensor) -> Tensor:
+    """Return w_i = (1/C) / m_(c_i), (N,): what images of classes c (N,) count where all classes count alike.
+
+    m: the classes' shares in the stream these images come from, (C,). Along it the mean of w is 1.
+    """
+    return 1 / (m[c] * len(m))
+
+
+def share_distance(m: Tensor) -> Tensor:
+    """Return TV(m, 1/C) = (1/2) sum_c |m_c - 1/C|: what part of a stream has to change for equal shares."""
+    return (m - 1 / len(m)).abs().sum() / 2
+
+
 def share_divergence(logits: Tensor, predicted: Tensor, expected: Tensor, fade: float) -> Tensor:
     """Return how far the classes' shares in the predictions are from those expected, KL[pi || p_bar].
 
