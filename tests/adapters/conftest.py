@@ -112,16 +112,23 @@ class SlowLayer(nn.Module):
         self.average, self.seen, self.before = self.source, self.source, None
         self.share, self.takes = 0.0, False
         self.constant = False  # whether the average is one even to the gradient of several images
+        # Where classes are balanced: what every image counts, the source's part, and how large that is.
+        self.each: list[float] | None = None
+        self.home, self.missing = self.source, 0.0
 
     def forward(self, x: Tensor) -> Tensor:
         channels = [x[:, c].flatten() for c in range(x.shape[1])]
         mean = torch.stack([values.sum() / len(values) for values in channels])
         spread = torch.stack([((v - v.mean()) ** 2).sum() / len(v) for v in channels])
-        self.seen = own = mean.detach(), spread.detach()
-        average = carried(self.average, self.before, own) if self.takes and self.before else self.average
+        plain = mean.detach(), spread.detach()
+        self.seen = own = plain if self.each is None else self.weighted(x.detach())
+        average, home = self.average, self.home
+        if self.takes and self.before:
+            average, home = (carried(pair, self.before, own) for pair in (average, home))
         average = pooled([(1 - self.share, average), (self.share, own)])
         if self.takes:
-            self.average = average
+            self.average, self.home = average, home
+        average = pooled([(1 - self.missing, average), (self.missing, home)])
         out = []
         for c in range(x.shape[1]):
             m, s = average[0][c], (average[1][c] + self.layer.eps).sqrt()
@@ -132,6 +139,12 @@ class SlowLayer(nn.Module):
                 normal = (x[:, c] - mean[c]) / s_b * (s_b / s).detach() + ((mean[c] - m) / s).detach()
             out.append(normal * self.layer.weight[c] + self.layer.bias[c])
         return self.act(torch.stack(out, 1))
+
+    def weighted(self, x: Tensor) -> Pair:
+        """Return mean and variance of images that count differently."""
+        each = self.each or []
+        alone = [(image.mean((1, 2)), image.var((1, 2), correction=0)) for image in x]
+        return pooled([(w / sum(each), pair) for w, pair in zip(each, alone, strict=True)])
 
 
 class SlowStream:
@@ -164,8 +177,9 @@ class SlowStream:
             self.images, self.settled = 0, False
             for layer in self.layers:
                 layer.average = layer.source
-        share = len(x) / (self.count + self.images + len(x))
-        share = 0.0 if self.settled else max(share, 1 - (1 - self.floor) ** (len(x) / self.count))
+        counts = self.counts(x)
+        share = counts / (self.count + self.images + counts)
+        share = 0.0 if self.settled else max(share, 1 - (1 - self.floor) ** (counts / self.count))
         for layer in self.layers:
             layer.takes, layer.share = takes, share
         return self.model.features_and_logits(x)
@@ -181,8 +195,12 @@ class SlowStream:
     def take(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return features and logits on the average with the batch in it."""
         told = self.run(x, takes=True)
-        self.images, self.settled = self.images + len(x), True
+        self.images, self.settled = self.images + self.counts(x), True
         return told
+
+    def counts(self, x: Tensor) -> float:
+        """Return what the images of a batch count together."""
+        return sum(self.layers[0].each or [1.0] * len(x))
 
     def predict(self, x: Tensor) -> Tensor:
         """Return the logits of the next batch, which is not learned from."""

@@ -14,6 +14,7 @@ from vicinal.functional.normalization import (
     moments_of,
     stream_weight,
     transport,
+    weighted_moments,
 )
 
 SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=12)
@@ -52,6 +53,16 @@ def test_moments_are_those_batch_norm_normalises_by() -> None:
     layer = nn.BatchNorm2d(3, affine=False, eps=1e-3)
     mean, variance = (part.view(1, 3, 1, 1) for part in moments_of(x))
     torch.testing.assert_close((x - mean) / (variance + 1e-3).sqrt(), layer(x))
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (4, 3, 4, 5)])
+def test_an_image_of_weight_three_is_three_images(shape: tuple[int, ...]) -> None:
+    x = 2 + torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    times = torch.tensor([3, 1, 0, 2])
+    found = weighted_moments(x.requires_grad_(), times / 7.0)
+    torch.testing.assert_close(found, moments_of(x.detach().repeat_interleave(times, 0)))
+    assert not found.mean.requires_grad
+    torch.testing.assert_close(weighted_moments(x, torch.full((4,), 0.3)), moments_of(x))
 
 
 def test_moments_of_one_image_without_places_have_no_spread() -> None:

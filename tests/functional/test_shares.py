@@ -11,8 +11,10 @@ from torch.distributions import Categorical, kl_divergence
 from vicinal.functional.shares import (
     doubt_share,
     effective_images,
+    equalizing_weights,
     likely_shares,
     mean_square,
+    share_distance,
     share_divergence,
     sharpened,
 )
@@ -152,3 +154,25 @@ def test_a_class_that_vanished_is_called_back() -> None:
     assert gradient.isfinite().all()
     # pi over six images and the batch's share of the average: nothing else is left in it.
     torch.testing.assert_close(gradient[:, 0], torch.full((6,), -1 / (3 * 6 * (1 - 0.7))))
+
+
+@pytest.mark.parametrize("counts", [(3, 3, 3), (1, 5, 12), (7, 1, 1, 1)])
+def test_weighted_images_are_as_many_of_each_class_and_as_many_in_all(counts: tuple[int, ...]) -> None:
+    c = torch.tensor([label for label, count in enumerate(counts) for _ in range(count)])
+    m = torch.tensor(counts, dtype=torch.float64) / sum(counts)
+    w = equalizing_weights(c, m)
+    of_class = [float(w[c == label].sum()) for label in range(len(counts))]
+    assert of_class == pytest.approx([sum(counts) / len(counts)] * len(counts))
+    assert float(w.mean()) == pytest.approx(1.0)
+
+
+def test_the_distance_of_shares_is_what_has_to_be_moved() -> None:
+    for m, expected in (
+        ([0.25] * 4, 0.0),
+        ([1.0, 0, 0, 0], 0.75),
+        ([0.5, 0.5, 0, 0], 0.5),
+        ([0.4, 0.6], 0.1),
+    ):
+        moved = sum(max(0.0, share - 1 / len(m)) for share in m)
+        assert float(share_distance(torch.tensor(m, dtype=torch.float64))) == pytest.approx(expected)
+        assert moved == pytest.approx(expected)

@@ -38,9 +38,8 @@ def weighted_moments(x: Tensor, weight: Tensor) -> Moments:
     m = sum_i w_i m_i / sum_i w_i and v = sum_i w_i (v_i + (m_i - m)^2) / sum_i w_i by the moments of every
     image alone. They are constants to the gradient.
     """
-    x = x.detach().to(torch.promote_types(x.dtype, torch.float32)).flatten(2)
-    x = x if x.ndim == 3 else x.unsqueeze(-1)
-    variance, mean = torch.var_mean(x, dim=-1, correction=0)
+    x = x.detach().to(torch.promote_types(x.dtype, torch.float32)).unsqueeze(-1)
+    variance, mean = torch.var_mean(x.flatten(2), dim=-1, correction=0)
     w = (weight / weight.sum()).to(x.dtype).unsqueeze(-1)
     middle = (w * mean).sum(0)
     return Moments(middle, (w * (variance + (mean - middle).square())).sum(0))

@@ -1,0 +1,152 @@
+"""Statistics in which classes count alike, against layers put in by hand and a count of classes by hand."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vicinal.adapters.methods import adapt
+from vicinal.adapters.statistics import StatisticsConfig
+from vicinal.data.augment import Augment
+from vicinal.errors import AdapterError
+
+CLOSE = {"rtol": 1e-6, "atol": 1e-6}
+LR = 1e-3
+
+
+class Counter:
+    """The classes of a stream as the source sees them, counted as the statistics are averaged."""
+
+    def __init__(self, slow: Any, source: Any) -> None:
+        self.slow, self.source = slow, copy.deepcopy(source.model).eval()
+        classes = len(source.model.head.bias)
+        self.shares, self.images = [1 / classes] * classes, 0
+
+    def begin(self, x: Tensor) -> None:
+        """Tell the layers what the images of a batch count."""
+        self.slow.begin()
+        found = self.source(x).argmax(-1).tolist()
+        weight = len(x) / (self.slow.count + self.images + len(x))
+        weight = max(weight, 1 - (1 - self.slow.floor) ** (len(x) / self.slow.count))
+        here = [found.count(label) / len(x) for label in range(len(self.shares))]
+        self.shares = [(1 - weight) * old + weight * new for old, new in zip(self.shares, here, strict=True)]
+        self.images += len(x)
+        equal = 1 / len(self.shares)
+        for layer in self.slow.layers:
+            layer.each = [equal / self.shares[label] for label in found]
+            layer.missing = sum(abs(share - equal) for share in self.shares) / 2
+
+
+@pytest.mark.parametrize("config", [{}, {"source_images": 4, "floor": 0.5}])
+@pytest.mark.parametrize("sizes", [(6, 9, 4), (1, 1, 1), (6, 1, 30)])
+def test_the_average_of_a_stream_whose_classes_count_alike(
+    make_source: Any, images: Any, slow_stream: Any, config: dict[str, Any], sizes: tuple[int, ...]
+) -> None:
+    source = make_source()
+    adapter = adapt(source, "bn", statistics=StatisticsConfig("balanced", **config))
+    slow = slow_stream(source, config.get("source_images", 20), config.get("floor", 0.05))
+    counter = Counter(slow, source)
+    for seed, count in enumerate(sizes):
+        x = images(count, seed)
+        counter.begin(x)
+        torch.testing.assert_close(adapter(x), slow.take(x)[1], **CLOSE)
+        assert adapter.norm.balance.shares.tolist() == pytest.approx(counter.shares)
+    assert float(adapter.norm.seen) == pytest.approx(slow.images)
+    assert float(adapter.norm.balance.seen) == sum(sizes)
+
+
+@pytest.mark.parametrize("augment", [None, Augment(min_scale=0.5)])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_updates_run_on_its_values_and_carry_both_parts_along(
+    make_source: Any, images: Any, slow_stream: Any, steps: int, augment: Augment | None
+) -> None:
+    source = make_source()
+    adapter = adapt(source, "soft", statistics="balanced", lr=LR, steps=steps, augment=augment)
+    slow, generator = slow_stream(source), torch.Generator().manual_seed(0)
+    counter, optimizer = Counter(slow, source), torch.optim.Adam(slow.model.parameters(), lr=LR)
+    for seed, count in enumerate((6, 9, 1)):
+        x = images(count, seed)
+        counter.begin(x)
+        if augment is not None:
+            slow.look(x)
+        for _ in range(steps):
+            logits = slow.look(x if augment is None else augment(x, generator))
+            optimizer.zero_grad()
+            torch.distributions.Categorical(logits=logits).entropy().mean().backward()
+            optimizer.step()
+        torch.testing.assert_close(adapter(x), slow.take(x)[1], **CLOSE)
+
+
+def one_class(adapter: Any, x: Tensor) -> Tensor:
+    """Return the images of a batch that the source takes for its most frequent class."""
+    c = adapter.source.model.eval()(x).argmax(-1)
+    return x[c == c.mode().values]
+
+
+def test_a_stream_of_one_class_goes_back_to_the_sources_statistics(make_source: Any, images: Any) -> None:
+    source = make_source()
+    stream, balanced = (adapt(source, "bn", statistics=kind) for kind in ("stream", "balanced"))
+    x = one_class(balanced, images(64))
+    plain = source.model.eval()(x).detach()
+    away = []
+    for adapter in (stream, balanced):
+        for _ in range(40):
+            logits = adapter(x)
+        away.append(float((logits - plain).square().mean()))
+    assert float(balanced.norm.balance.shares.max()) > 0.95
+    assert away[1] < 0.25 * away[0]
+
+
+def test_what_is_known_of_a_batch_that_fails_is_forgotten(make_source: Any, images: Any) -> None:
+    failed, fresh = (adapt(make_source(), "bn", statistics="balanced") for _ in range(2))
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError
+
+    handle = failed.model.head.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError):
+        failed(images(6))
+    handle.remove()
+    for seed in range(2):
+        assert torch.equal(failed(images(5, seed)), fresh(images(5, seed)))
+
+
+def test_a_frozen_copy_is_told_what_images_count_and_tells_nobody(make_source: Any, images: Any) -> None:
+    source = make_source()
+    adapter = adapt(source, "vnl", statistics="balanced", lr=1e-12)
+    still = adapt(source, "bn", statistics="balanced")
+    for seed in range(3):
+        adapter(images(6, seed))
+        still(images(6, seed))
+    assert torch.equal(adapter.norm.balance.shares, still.norm.balance.shares)
+    assert torch.equal(adapter.norm.balance.seen, still.norm.balance.seen)
+    assert not hasattr(adapter.anchor_norm, "balance")
+    for name in ("stream_mean_0", "stream_variance_1"):
+        torch.testing.assert_close(adapter.anchor_norm.get_buffer(name), still.norm.get_buffer(name))
+
+
+def test_a_net_without_batch_normalization_has_nothing_to_balance(make_source: Any) -> None:
+    assert not hasattr(adapt(make_source(backbone="small_gn"), "bn", statistics="balanced").norm, "balance")
+
+
+class TwoHeads(nn.Module):
+    """A net whose last linear layer is not what it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        )
+        self.fc = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.fc(self.body(x))
+        return logits[:, :3]
+
+
+def test_logits_that_are_not_the_last_layers_are_one_line(images: Any) -> None:
+    adapter = adapt(TwoHeads(), "bn", statistics="balanced")
+    with pytest.raises(AdapterError, match="3 logits and its last linear layer 5"):
+        adapter(images(6).float())
