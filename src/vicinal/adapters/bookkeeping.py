@@ -11,6 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from vicinal.adapters.activations import Use
 from vicinal.functional.normalization import (
     MAX_STRETCH,
     SMALLEST_VARIANCE,
@@ -64,6 +65,21 @@ extern "C" __global__ void renormalize(
     d[c] = (batch.mean - average.mean) / s;
 }
 """
+
+
+class Uses:
+    """What a pass has met: a layer may be used more than once in it."""
+
+    def __init__(self) -> None:
+        self.batch: dict[Use, Moments] = {}  # of what every use was fed
+        # By layer, of its last use:
+        self.used: dict[int, Moments] = {}  # what it ran on
+        self.average: dict[int, Moments] = {}  # the stream's average
+        self.home: dict[int, Moments] = {}  # the source's part, where classes are balanced
+
+    def next(self, index: int) -> Use:
+        """Return which use of a layer is the next one."""
+        return index, sum(layer == index for layer, _ in self.batch)
 
 
 def averaged(average: Moments, batch: Moments, share: Tensor, before: Moments | None = None) -> Moments:

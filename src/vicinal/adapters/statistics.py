@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from vicinal.adapters.activations import Activations, Use
 from vicinal.adapters.balance import ClassBalance, Weighed, part_of
+from vicinal.adapters.bookkeeping import Uses
 from vicinal.adapters.fused_norm import on_average, renormalizing
 from vicinal.adapters.layers import Lent, batch_norms, normalized_by, renormalized, running
 from vicinal.errors import ConfigError
@@ -70,8 +71,8 @@ class NormStatistics(nn.Module):
     """The statistics of a model's BatchNorm layers: it sets the mode of each pass and keeps the averages.
 
     The layers' own running buffers hold what the next prediction runs on; the buffers here hold the source's
-    moments and the stream's. Those of a frozen copy go `beside` the model's and take from
-    these what an image counts.
+    moments and the stream's. Those of a frozen copy go `beside` the model's and take from these what an
+    image counts.
     """
 
     seen: Tensor  # images that have joined the stream's average, or what they count
@@ -294,18 +295,3 @@ class NormStatistics(nn.Module):
             layer = self._layers[index]
             return Moments(layer.get_buffer("running_mean"), layer.get_buffer("running_var"))
         return Moments(self.get_buffer(f"{owner}_mean_{index}"), self.get_buffer(f"{owner}_variance_{index}"))
-
-
-class Uses:
-    """What a pass has met: a layer may be used more than once in it."""
-
-    def __init__(self) -> None:
-        self.batch: dict[Use, Moments] = {}  # of what every use was fed
-        # By layer, of its last use:
-        self.used: dict[int, Moments] = {}  # what it ran on
-        self.average: dict[int, Moments] = {}  # the stream's average
-        self.home: dict[int, Moments] = {}  # the source's part, where classes are balanced
-
-    def next(self, index: int) -> Use:
-        """Return which use of a layer is the next one."""
-        return index, sum(layer == index for layer, _ in self.batch)

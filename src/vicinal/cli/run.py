@@ -9,6 +9,7 @@ import typer
 from vicinal import __version__
 from vicinal.adapters.guard import Guarded
 from vicinal.adapters.methods import METHODS, adapt, servable
+from vicinal.adapters.statistics import KINDS
 from vicinal.adapters.vnl import Vnl
 from vicinal.benchmarks.compare import Entry, compare
 from vicinal.benchmarks.demo import (
@@ -220,9 +221,7 @@ def evaluate(
     target: Annotated[
         list[str] | None, typer.Option(help="Default: the domains held out in training.")
     ] = None,
-    statistics: Annotated[
-        str | None, typer.Option(help="batch, source, blend or stream for every method.")
-    ] = None,
+    statistics: Annotated[str | None, typer.Option(help=f"For every method: {', '.join(KINDS)}.")] = None,
     lr: Annotated[float | None, typer.Option(help="Step size for every method that updates.")] = None,
     stream: Annotated[str, typer.Option(help=f"What arrives: {', '.join(STREAMS)}.")] = "online",
     alpha: Annotated[float, typer.Option(help="Dirichlet parameter of a label-shifted stream.")] = 0.5,
@@ -269,7 +268,7 @@ def adapt_command(
     checkpoint: Annotated[Path, typer.Argument(help="A run's folder, or its model.safetensors.")],
     folder: Annotated[Path, typer.Argument(help="A folder of images, in any depth; no labels needed.")],
     method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "vnl",
-    statistics: Annotated[str | None, typer.Option(help="batch, source, blend or stream.")] = None,
+    statistics: Annotated[str | None, typer.Option(help=f"{', '.join(KINDS)}.")] = None,
     lr: Annotated[
         float | None, typer.Option(help="Step size; default: what was chosen on source domains.")
     ] = None,

@@ -29,8 +29,8 @@ def index_page() -> str:
     lines = [
         "# Test-time methods",
         "",
-        'Each is `vicinal.adapt(model, "name")` and runs on batch, source, blended or stream statistics, its',
-        "own paper's choice being the default. Written from the code by `make docs`.",
+        'Each is `vicinal.adapt(model, "name")` and runs on batch, source, blended, stream or balanced',
+        "statistics, its own paper's choice being the default. Written from the code by `make docs`.",
         "",
         f"| {' | '.join(head)} |",
         f"|{'---|' * len(head)}",
