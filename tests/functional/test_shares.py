@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 
 from vicinal.functional.shares import (
+    believed_shares,
     doubt_share,
     effective_images,
     equalizing_weights,
@@ -176,3 +177,10 @@ def test_the_distance_of_shares_is_what_has_to_be_moved() -> None:
         moved = sum(max(0.0, share - 1 / len(m)) for share in m)
         assert float(share_distance(torch.tensor(m, dtype=torch.float64))) == pytest.approx(expected)
         assert moved == pytest.approx(expected)
+
+
+def test_shares_are_believed_as_far_as_two_models_agree() -> None:
+    m = torch.tensor([0.7, 0.2, 0.1, 0.0], dtype=torch.float64)
+    equal = torch.full_like(m, 0.25)
+    for a, expected in ((0.0, equal), (0.5, equal), (0.625, (m + equal) / 2), (0.75, m), (1.0, m)):
+        torch.testing.assert_close(believed_shares(m, number(a)), expected)

@@ -3,7 +3,9 @@
 An average over a stream holds what the domain looks like and also how frequent the classes are in it, and
 takes the one for the other: where classes are skewed, a net on it is worse than on the source's. So an image
 counts the less the more frequent its class is, and of classes that are hardly there the source's statistics
-stand in. Classes are those of the frozen source model on its own statistics, which no stream can skew.
+stand in. Classes are those of the frozen source model on its own statistics, which no stream can skew; they
+are believed as far as the adapted model comes to the same, since far from the sources it is the source model
+that fails, and takes everything for a few classes.
 """
 
 import copy
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 from vicinal.errors import AdapterError
 from vicinal.functional.normalization import Moments, mix, stream_weight, transport, weighted_moments
-from vicinal.functional.shares import equalizing_weights, share_distance
+from vicinal.functional.shares import AGREED, believed_shares, equalizing_weights, share_distance
 from vicinal.models.classifier import Classifier
 from vicinal.models.wrap import Wrapped
 
@@ -23,8 +25,9 @@ class Weighed(NamedTuple):
     """What is known of a batch before it joins the statistics."""
 
     each: Tensor  # (N,), what every image counts; one number for all where nothing is known of them
+    missing: Tensor  # how far the shares that are believed are from equal ones
     shares: Tensor  # (C,), of the classes along the stream, this batch included
-    missing: Tensor  # how far these are from equal ones
+    c: Tensor | None = None  # (N,), the classes by the source model
 
 
 class Part(NamedTuple):
@@ -40,6 +43,7 @@ class ClassBalance(nn.Module):
     """The source model as it is, and how frequent the classes of the stream are by its predictions."""
 
     shares: Tensor  # from equal ones, averaged as the statistics are
+    agreed: Tensor  # how often the adapted model has said the same; from so often that it is believed
     seen: Tensor  # images so far
 
     def __init__(self, model: Classifier | Wrapped, source_images: int, floor: float) -> None:
@@ -48,6 +52,7 @@ class ClassBalance(nn.Module):
         self.source_images, self.floor = source_images, floor
         bias = model.linear.bias.detach().double()
         self.register_buffer("shares", torch.full_like(bias, 1 / len(bias)))
+        self.register_buffer("agreed", torch.full_like(bias[0], AGREED))
         self.register_buffer("seen", torch.zeros_like(bias[0]))
 
     @torch.no_grad()
@@ -61,18 +66,27 @@ class ClassBalance(nn.Module):
             )
         c = logits.argmax(-1)
         here = torch.zeros_like(self.shares).index_add_(0, c, torch.ones_like(c, dtype=torch.double)) / len(c)
-        m = self.shares.lerp(here, stream_weight(len(x), self.seen, self.source_images, self.floor))
-        return Weighed(equalizing_weights(c, m), m, share_distance(m))
+        shares = self.shares.lerp(here, self._weight(len(c)))
+        m = believed_shares(shares, self.agreed)
+        return Weighed(equalizing_weights(c, m), share_distance(m), shares, c)
 
     def unweighed(self) -> Weighed:
         """Return what is known of images that nobody has looked at: all count alike."""
-        return Weighed(torch.ones_like(self.seen).unsqueeze(0), self.shares, share_distance(self.shares))
+        m = believed_shares(self.shares, self.agreed)
+        return Weighed(torch.ones_like(self.seen).unsqueeze(0), share_distance(m), self.shares)
 
     @torch.no_grad()
-    def keep(self, weighed: Weighed, images: int) -> None:
-        """Remember a batch that has joined the statistics."""
+    def keep(self, weighed: Weighed, logits: Tensor) -> None:
+        """Remember a batch, and how often its prediction is what the source model says."""
+        if weighed.c is None:
+            return
+        same = (weighed.c == logits.argmax(-1)).double().mean()
+        self.agreed.lerp_(same, self._weight(len(logits)))
         self.shares.copy_(weighed.shares)
-        self.seen += images
+        self.seen += len(logits)
+
+    def _weight(self, images: int) -> Tensor:
+        return stream_weight(images, self.seen, self.source_images, self.floor)
 
 
 def part_of(

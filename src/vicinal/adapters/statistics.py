@@ -210,8 +210,11 @@ class NormStatistics(nn.Module):
         """Keep the averages that a batch has joined."""
         self._keep(averages)
         self.seen += self._counts(images)
+
+    def end(self, logits: Tensor) -> None:
+        """Take note of what was predicted for the batch."""
         if self.weighed is not None and not self._beside:
-            self.balance.keep(self.weighed, images)
+            self.balance.keep(self.weighed, logits)
 
     @torch.no_grad()
     def _keep(self, averages: Mapping[str, dict[int, Moments]]) -> None:

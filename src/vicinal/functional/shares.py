@@ -7,6 +7,9 @@ from torch.nn import functional as F
 SHARPNESS = 2.0  # of the predictions that are counted
 EVIDENCE = 4.0  # how soon unequal shares count as the stream's and not as errors
 LEAST_SURE = 0.2  # a model that knows nothing has no shares to give
+# Where two models agree on no more of a stream than this, neither can vouch for the other's shares ...
+LEAST_AGREED = 0.5
+AGREED = 0.75  # ... and from here on they are believed.
 RARE = 1e-2  # of an equal share: a class never seen is as rare as that, and not impossible
 
 
@@ -66,6 +69,16 @@ def equalizing_weights(c: Tensor, m: Tensor) -> Tensor:
     m: the classes' shares in the stream these images come from, (C,). Along it the mean of w is 1.
     """
     return 1 / (m[c] * len(m))
+
+
+def believed_shares(m: Tensor, a: Tensor) -> Tensor:
+    """Return m' = 1/C + t (m - 1/C), t = (a - 1/2) / (1/4) from 0 to 1: equal shares, or those of a model.
+
+    a: how often another model says the same. One that has collapsed onto a few classes, in a domain too far
+    away, gives shares that look like a skewed stream's.
+    """
+    t = ((a - LEAST_AGREED) / (AGREED - LEAST_AGREED)).clamp(0, 1)
+    return 1 / len(m) + t * (m - 1 / len(m))
 
 
 def share_distance(m: Tensor) -> Tensor:
