@@ -68,8 +68,8 @@ def test_step_sizes_are_left_to_the_left_out_domains_but_for_methods_without_any
 def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(ConfigError, match="--target"):
         comparison_spec(Comparison("some/folder"))
-    with pytest.raises(ConfigError, match="unknown dataset 'some/folder'"):
-        comparison_spec(Comparison("some/folder", targets=("a",)))
+    with pytest.raises(ConfigError, match="unknown dataset 'nowhere'"):
+        comparison_spec(Comparison("nowhere", targets=("a",)))
     with pytest.raises(ConfigError, match="unknown option angle"):
         comparison_spec(Comparison("rotated_mnist", data_options={"angle": "1"}))
     with pytest.raises(UnknownNameError, match="soff"):

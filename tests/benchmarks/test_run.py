@@ -57,6 +57,20 @@ def test_data_that_are_not_there_are_named_with_a_remedy_and_left_out(tmp_path: 
     assert without_data(whole, []) == whole
 
 
+def test_own_data_that_are_elsewhere_are_missing_and_their_table_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = '[[settings]]\nname = "Own"\ndata = "./own"\ntargets = [["b"]]\nbackbone = "small"\n'
+    Path("own.toml").write_text('title = "t"\nrows = [{ label = "ERM", method = "erm" }]\n' + text)
+    whole = plan(load_spec("own.toml"))
+    (missing,) = missing_data(whole, tmp_path)
+    assert missing.data == "./own"
+    assert str(tmp_path) in missing.how
+    Path("own").mkdir()
+    assert missing_data(whole, tmp_path) == []
+
+
 def test_gpus_are_given_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)

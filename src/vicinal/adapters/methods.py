@@ -111,10 +111,9 @@ def adapt(
     trained = source if isinstance(source, Trained) else bare(source, features, head)
     if isinstance(source, Trained) and (features or head):
         raise ConfigError("features and head are for models of your own: a trained one knows its layers")
-    chosen = trained.choice.get("methods", {}).get(method, {})
-    kind = options.get("statistics", entry.defaults.statistics.kind)
-    by_kind = chosen.get(kind.kind if isinstance(kind, StatisticsConfig) else kind, {})
     fallbacks = entry.defaults.fallbacks(trained)
+    kind = options.get("statistics", fallbacks.get("statistics", entry.defaults.statistics))
+    by_kind = _chosen(trained, method, kind.kind if isinstance(kind, StatisticsConfig) else kind)
     settings = configure(entry.defaults, {**fallbacks, **by_kind, **options})
     changed = {name for name, value in options.items() if by_kind.get(name, _default(entry, name)) != value}
     changed -= {*settings.idle}
@@ -132,6 +131,19 @@ def adapt(
             f"method '{method}' needs a model trained by vicinal ({entry.traits.training}): "
             "for a model of your own choose one that needs no training, as in adapt(model, 'tent')"
         ) from None
+
+
+def _chosen(trained: Trained, method: str, kind: str) -> dict[str, Any]:
+    """Return what left-out domains chose for a method on a kind of statistics.
+
+    Balanced ones are an average over the stream too: where nothing was chosen on them, step sizes and rule of
+    these serve, though not how sure predictions are then.
+    """
+    chosen: dict[str, dict[str, Any]] = trained.choice.get("methods", {}).get(method, {})
+    if kind != "balanced" or kind in chosen:
+        return chosen.get(kind, {})
+    of_sureness = METHODS[method].defaults.chosen_with
+    return {name: value for name, value in chosen.get("stream", {}).items() if name not in of_sureness}
 
 
 def _default(entry: Method, name: str) -> Any:

@@ -72,11 +72,16 @@ def _unique(kind: str, names: Sequence[str]) -> None:
         raise ConfigError(f"{kind} '{twice[0]}' stands there twice")
 
 
+def is_path(data: str) -> bool:
+    """Say whether data are one's own, by their path; nobody needs them to read a table of their records."""
+    return data.startswith(".") or any(sign in data for sign in "/\\") or Path(data).exists()
+
+
 def _check_setting(setting: "Setting") -> None:
     if setting.metric is not None:
         _known("metric", setting.metric, METRICS)
     entry = DATASETS[setting.data] if setting.data in DATASETS else None  # noqa: SIM401
-    if entry is None and not Path(setting.data).exists():
+    if entry is None and not is_path(setting.data):
         DATASETS[setting.data]
     if entry is not None:
         with_options(entry, setting.data_options)

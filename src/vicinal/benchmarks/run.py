@@ -45,7 +45,11 @@ def missing_data(plan: Plan, data_dir: Path | None = None) -> list[Missing]:
     names = dict.fromkeys(run.request.data for run in plan.trainings)
     entries = [DATASETS[name] for name in names if name in DATASETS]
     absent = [entry for entry in entries if status(entry, dirs).state == "missing"]
-    return [Missing(entry.name, how_to_get(entry, dirs[0])) for entry in absent]
+    own = [name for name in names if name not in DATASETS and not Path(name).exists()]
+    return [
+        *(Missing(entry.name, how_to_get(entry, dirs[0])) for entry in absent),
+        *(Missing(name, f"no such folder or table from here, '{Path.cwd()}'") for name in own),
+    ]
 
 
 def without_data(plan: Plan, missing: Sequence[Missing]) -> Plan:
