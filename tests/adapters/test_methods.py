@@ -1,6 +1,7 @@
 """The registry of methods, their options, and where a live adapter takes its settings from."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -131,6 +132,20 @@ def test_what_was_chosen_for_the_kind_of_statistics_is_taken(
     for name, value in CHOSEN[method][kind].items():
         assert getattr(settings, name) == value
     assert settings.steps == METHODS[method].defaults.steps
+
+
+def test_balanced_statistics_take_what_was_chosen_on_the_streams(chosen: Any) -> None:
+    told = {"output_temperature": 1.5, "agreement": 1.0}
+    stream = chosen.choice["methods"]["vnl"]["stream"]
+    spread = {**CHOSEN, "vnl": {**CHOSEN["vnl"], "stream": {**stream, **told}}}
+    source = replace(chosen, choice={**chosen.choice, "methods": spread})
+    settings = adapt(source, "vnl", statistics="balanced").settings
+    assert all(getattr(settings, name) == value for name, value in stream.items())
+    assert (settings.output_temperature, settings.agreement) == (1.0, 0.0), "nobody looked at balanced ones"
+    own = {**spread, "vnl": {**spread["vnl"], "balanced": {"lr": 0.25}}}
+    source = replace(chosen, choice={**chosen.choice, "methods": own})
+    assert adapt(source, "vnl", statistics="balanced").settings.lr == 0.25
+    assert adapt(chosen, "soft", statistics="balanced").settings.lr == METHODS["soft"].defaults.lr
 
 
 def test_options_win_over_what_was_chosen(chosen: Any) -> None:

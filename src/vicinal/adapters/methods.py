@@ -17,6 +17,7 @@ from vicinal.models.wrap import Wrapped
 from vicinal.registry import Registry
 
 BARE = "somebody's own"  # the backbone of a model that was not built here
+SURENESS = ("output_temperature", "agreement")  # options that hold for the statistics they were fitted on
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,7 @@ def _chosen(trained: Trained, method: str, kind: str) -> dict[str, Any]:
     chosen: dict[str, dict[str, Any]] = trained.choice.get("methods", {}).get(method, {})
     if kind != "balanced" or kind in chosen:
         return chosen.get(kind, {})
-    of_sureness = METHODS[method].defaults.chosen_with
-    return {name: value for name, value in chosen.get("stream", {}).items() if name not in of_sureness}
+    return {name: value for name, value in chosen.get("stream", {}).items() if name not in SURENESS}
 
 
 def _default(entry: Method, name: str) -> Any:
