@@ -17,6 +17,7 @@ RESNET = {"backbone": "resnet50_v1", "weights": "resnet50_v1_imagenet.safetensor
 # Folder of results: the spec, and what its command says besides. rotated-64px is of specs as they were.
 TABLES: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
     {
+        "as-it-is": (str(ROOT / "benchmarks" / "as_it_is.toml"), {}),
         "ablation": ("ablation", {"only": ("pacs",), "seeds": 1, "iterations": 300, **RESNET}),
         "complex_scenarios": ("complex_scenarios", RESNET),
         "pacs-resnet50_v1": (str(ROOT / "benchmarks" / "pacs.toml"), RESNET),
