@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from vicinal.adapters.balance import ClassBalance, Weighed, part_of
 from vicinal.adapters.methods import adapt
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.data.augment import Augment
 from vicinal.errors import AdapterError
+from vicinal.functional.normalization import Moments, moments_of
 
 CLOSE = {"rtol": 1e-6, "atol": 1e-6}
 LR = 1e-3
@@ -144,6 +146,76 @@ def test_a_frozen_copy_is_told_what_images_count_and_tells_nobody(make_source: A
 
 def test_a_net_without_batch_normalization_has_nothing_to_balance(make_source: Any) -> None:
     assert not hasattr(adapt(make_source(backbone="small_gn"), "bn", statistics="balanced").norm, "balance")
+
+
+def test_the_source_stays_as_it_is_when_the_adapter_is_set_to_train(make_source: Any, images: Any) -> None:
+    trained, left = (adapt(make_source(), "bn", statistics="balanced") for _ in range(2))
+    for seed in range(3):
+        trained.train()
+        assert torch.equal(trained(images(6, seed)), left(images(6, seed)))
+
+
+class Rows(nn.Module):
+    """A layer that folds places into the batch, as some nets do, or keeps them behind the channels."""
+
+    def __init__(self, folds: bool) -> None:
+        super().__init__()
+        self.norm, self.folds = nn.BatchNorm1d(4), folds
+
+    def forward(self, x: Tensor) -> Tensor:  # (N, T, C)
+        if self.folds:
+            return self.norm(x.flatten(0, 1)).view(x.shape)
+        return self.norm(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Places(nn.Module):
+    """A net of one such layer."""
+
+    def __init__(self, folds: bool) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.conv, self.rows, self.head = nn.Conv2d(3, 4, 3), Rows(folds), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rows(self.conv(x).flatten(2).transpose(1, 2)).amax(1))
+
+
+@pytest.mark.parametrize("method", ["bn", "soft"])
+def test_rows_of_an_image_count_as_the_image_does(images: Any, method: str) -> None:
+    nets = [Places(folds).eval() for folds in (True, False)]
+    for net in nets:  # all classes are predicted
+        net.head.bias.data -= net(images(64).float()).mean(0).detach()
+    folded, plain = (adapt(net, method, statistics="balanced") for net in nets)
+    for seed in range(4):
+        for adapter in (folded, plain):
+            adapter.norm.balance.agreed.fill_(1.0)
+        x = images(9, seed).float()
+        torch.testing.assert_close(folded(x), plain(x), rtol=1e-4, atol=1e-5)
+    each = plain.norm.weighed.each
+    assert float(each.max() / each.min()) > 1.2, "some classes are rarer than others"
+
+
+def test_views_of_a_batch_count_as_the_batch_and_other_images_alike() -> None:
+    told = Weighed(torch.tensor([1.0, 2.0]), torch.tensor(0.3), torch.ones(2) / 2)
+    moments = Moments(torch.zeros(3), torch.ones(3))
+    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    once = part_of(x, told, moments, moments, torch.tensor(0.5), None)
+    views = part_of(torch.cat([x, x, x]), told.seen_in(3), moments, moments, torch.tensor(0.5), None)
+    torch.testing.assert_close(views.batch, once.batch)
+    other = part_of(torch.cat([x, x[:1]]), told, moments, moments, torch.tensor(0.5), None)
+    torch.testing.assert_close(other.batch, moments_of(torch.cat([x, x[:1]])))
+
+
+def test_teachers_are_told_what_images_count_and_keep_no_source_of_their_own(make_source: Any) -> None:
+    for method in ("cotta", "rotta"):
+        adapter = adapt(make_source(), method, statistics="balanced")
+        assert sum(isinstance(module, ClassBalance) for module in adapter.modules()) == 1
+
+
+def test_a_net_without_a_linear_head_is_told_what_balanced_statistics_need() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with pytest.raises(AdapterError, match="balanced statistics count classes"):
+        adapt(net, "bn", statistics="balanced")
 
 
 class TwoHeads(nn.Module):

@@ -5,7 +5,8 @@ takes the one for the other: where classes are skewed, a net on it is worse than
 counts the less the more frequent its class is, and of classes that are hardly there the source's statistics
 stand in. Classes are those of the frozen source model on its own statistics, which no stream can skew; they
 are believed as far as the adapted model comes to the same, since far from the sources it is the source model
-that fails, and takes everything for a few classes.
+that fails, and takes everything for a few classes. All this is for some ten classes: of a thousand most are
+missing from any stream of hundreds, and the source's statistics then stand in for half.
 """
 
 import copy
@@ -29,6 +30,10 @@ class Weighed(NamedTuple):
     shares: Tensor  # (C,), of the classes along the stream, this batch included
     c: Tensor | None = None  # (N,), the classes by the source model
 
+    def seen_in(self, views: int) -> "Weighed":
+        """Return the same of a pass that holds so many views of the batch, one after the other."""
+        return self if views == 1 else self._replace(each=self.each.repeat(views))
+
 
 class Part(NamedTuple):
     """What a layer runs on, after what it is made of."""
@@ -50,10 +55,22 @@ class ClassBalance(nn.Module):
         super().__init__()
         self.source = copy.deepcopy(model).eval().requires_grad_(False)
         self.source_images, self.floor = source_images, floor
-        bias = model.linear.bias.detach().double()
+        try:
+            bias = model.linear.bias.detach().double()
+        except AdapterError:
+            raise AdapterError(
+                "balanced statistics count classes and need the model's linear classifier: name it, as in "
+                "adapt(model, method, head='classifier.3')"
+            ) from None
         self.register_buffer("shares", torch.full_like(bias, 1 / len(bias)))
         self.register_buffer("agreed", torch.full_like(bias[0], AGREED))
         self.register_buffer("seen", torch.zeros_like(bias[0]))
+
+    def train(self, mode: bool = True) -> "ClassBalance":
+        """Change the mode as modules do; the source model stays as it is."""
+        super().train(mode)
+        self.source.eval()
+        return self
 
     @torch.no_grad()
     def weigh(self, x: Tensor) -> Weighed:
@@ -94,11 +111,12 @@ def part_of(
 ) -> Part:
     """Return what a layer runs on with what it is fed, x, in its average: mix(average, home, missing).
 
-    x may hold several views of the batch, one after the other. `before`: its moments before an update, by
-    which both averages are carried along.
+    x may have several rows an image, as of nets that fold places into them. `before`: the batch's moments
+    before an update, by which both averages are carried along.
     """
-    each = weighed.each if len(x) % len(weighed.each) == 0 else torch.ones_like(weighed.each[:1])
-    batch = weighted_moments(x, each.repeat(len(x) // len(each)))
+    each, rest = weighed.each, len(x) % len(weighed.each)
+    each = torch.ones_like(each[:1]) if rest else each  # nobody knows whose rows these are
+    batch = weighted_moments(x, each.repeat_interleave(len(x) // len(each)))
     if before is not None:
         average, home = transport(average, before, batch), transport(home, before, batch)
     average = mix(average, batch, share)

@@ -76,8 +76,8 @@ class Cotta(Adapter):
 
     def prepare(self, source: Trained) -> None:
         """Set up the teacher, the source beside it, and the optimizer."""
-        self.teacher = Follower(self.model, self.settings.statistics)
-        self.anchor = Follower(self.model, self.settings.statistics)
+        self.teacher = Follower(self.model, self.settings.statistics, self.norm)
+        self.anchor = Follower(self.model, self.settings.statistics, self.norm)
         self.optimizer = optimizer_for(self)
 
     def adapt(self, x: Tensor) -> Tensor:

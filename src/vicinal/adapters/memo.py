@@ -123,7 +123,7 @@ class Memo(Adapter):
         if statistics.kind == "blend":
             with mixed_norm(self.model, blend_weight(1, statistics.source_images), keep=False):
                 return self.model.features_and_logits(images)
-        with self.norm.updating(len(images), of_batch=False):
+        with self.norm.updating(len(images), views=0):
             return self.model.features_and_logits(images)
 
     @torch.no_grad()

@@ -98,7 +98,7 @@ class Rotta(Adapter):
 
     def prepare(self, source: Trained) -> None:
         """Set up the teacher and the optimizer; the memory is empty."""
-        self.teacher = Follower(self.model, self.settings.statistics)
+        self.teacher = Follower(self.model, self.settings.statistics, self.norm)
         self.optimizer = optimizer_for(self)
 
     def adapt(self, x: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ class Rotta(Adapter):
         rate = self.settings.norm_rate
         if self._robust and rate is not None:
             return mixed_norm(model, rate, keep=True)
-        return norm.updating(images, of_batch=False)
+        return norm.updating(images, views=0)
 
     def _seen(self) -> int:
         return int(self.memory["seen"]) if "seen" in self.memory else 0

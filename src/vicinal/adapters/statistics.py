@@ -134,17 +134,19 @@ class NormStatistics(nn.Module):
         return bool(self._layers) and self.config.kind in ("batch", "blend")
 
     @contextmanager
-    def updating(self, images: int, *, of_batch: bool = True) -> Iterator[None]:
+    def updating(self, images: int, *, views: int = 1) -> Iterator[None]:
         """Set the mode of a pass whose gradient is taken; the first one of a step is observed.
 
-        It may be over views of the batch, one after the other, or over other images.
+        `views` says how often the batch is in it, one view after the other; 0: it is over other images too.
         """
         if not self._averages(images):
             with running(self._layers, on_batch=self.config.kind != "source" and images > 1):
                 yield
             return
         uses, owner, share = Uses(), self._owner(images), self._share(images)
-        told = self.weighed if of_batch or not self._balance else self._balance[0].unweighed()
+        told = self.weighed
+        if told is not None:
+            told = told.seen_in(views) if views else self._balance[0].unweighed()
 
         def values(index: int, x: Tensor) -> Lent | Tensor:
             layer, average, use = self._layers[index], self._stored(owner, index), uses.next(index)

@@ -106,7 +106,7 @@ class TastBN(Adapter):
         """Take one step and return what the neighbors said before it."""
         assert self.optimizer is not None
         augment = self.settings.augment
-        with self.norm.updating(len(x)):
+        with self.norm.updating(len(x), views=0):  # the supports beside the batch
             z, supports = self._features(x if augment is None else augment(x, self.generator))
         with torch.no_grad():
             clean = z if augment is None else self._clean(x)
@@ -118,7 +118,7 @@ class TastBN(Adapter):
         return y
 
     def _clean(self, x: Tensor) -> Tensor:
-        with self.norm.updating(len(x)):
+        with self.norm.updating(len(x), views=0):
             return self._features(x)[0]
 
     def _features(self, x: Tensor) -> tuple[Tensor, Tensor]:

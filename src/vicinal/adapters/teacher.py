@@ -21,10 +21,12 @@ class Follower(nn.Module):
 
     model: Classifier | Wrapped
 
-    def __init__(self, model: Classifier | Wrapped, statistics: StatisticsConfig) -> None:
+    def __init__(
+        self, model: Classifier | Wrapped, statistics: StatisticsConfig, beside: NormStatistics
+    ) -> None:
         super().__init__()
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
-        self.norm = NormStatistics(self.model, statistics)
+        self.norm = NormStatistics(self.model, statistics, beside)
 
     @torch.no_grad()
     def settle(self, x: Tensor) -> None:

@@ -89,7 +89,7 @@ class Ttt(Adapter):
         view = x if augment is None else augment(x, self.generator)
         rotated, turns = self._rotated(view)
         # The number of images decides: four rotations of one do not make a batch's statistics.
-        with self.norm.updating(len(x)):
+        with self.norm.updating(len(x), views=len(rotated) // len(x)):
             z, _ = self.model.features_and_logits(rotated)
         self.optimizer.zero_grad(set_to_none=True)
         cross_entropy(self.rotation(z), turns).backward()  # type: ignore[no-untyped-call]

@@ -126,7 +126,7 @@ class TttPlus(Adapter):
         settings, augment = self.settings, self.settings.augment
         assert augment is not None
         views = torch.cat([augment(x, self.generator) for _ in range(2)])
-        with self.norm.updating(len(x)):
+        with self.norm.updating(len(x), views=len(views) // len(x)):
             z, _ = self.model.features_and_logits(views)
         first, second = self.projection(z).chunk(2)
         scale = settings.temperature / settings.base_temperature

@@ -73,7 +73,10 @@ def _unique(kind: str, names: Sequence[str]) -> None:
 
 
 def is_path(data: str) -> bool:
-    """Say whether data are one's own, by their path; nobody needs them to read a table of their records."""
+    """Say whether data are one's own: they are here, or what names them can only be a path.
+
+    Nobody needs the data themselves to read a table of their records.
+    """
     return data.startswith(".") or any(sign in data for sign in "/\\") or Path(data).exists()
 
 
