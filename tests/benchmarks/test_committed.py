@@ -18,6 +18,10 @@ RESNET = {"backbone": "resnet50_v1", "weights": "resnet50_v1_imagenet.safetensor
 TABLES: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
     {
         "as-it-is": (str(ROOT / "benchmarks" / "as_it_is.toml"), {}),
+        "as-it-is-pretrained": (
+            str(ROOT / "benchmarks" / "as_it_is_pretrained.toml"),
+            {"weights": "efficientnet-lite0.safetensors"},
+        ),
         "ablation": ("ablation", {"only": ("pacs",), "seeds": 1, "iterations": 300, **RESNET}),
         "complex_scenarios": ("complex_scenarios", RESNET),
         "pacs-resnet50_v1": (str(ROOT / "benchmarks" / "pacs.toml"), RESNET),
