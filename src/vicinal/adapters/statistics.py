@@ -197,21 +197,16 @@ class NormStatistics(nn.Module):
             yield
         # Only now: a pass that fails leaves the averages as they were.
         self._before, self._settled, self._weights = uses.batch, True, {}
-        self._keep({"running": uses.used})
-        if owner == "stream":
-            self._join(images, {"stream": uses.average, "home": uses.home})
+        joined = {"stream": uses.average, "home": uses.home} if owner == "stream" else {}
+        self._keep({"running": uses.used, **joined})
+        if joined:
+            self.seen += self._counts(images)
 
     def _put_out(self, use: Use, instead: Lent | Tensor, rectified: bool) -> Lent | Tensor:
         """Return what a layer runs on, or what it is to put out, of which the activations take note."""
         if isinstance(instead, Tensor):
             self._activations.put_out(use, instead, rectified=rectified)
         return instead
-
-    @torch.no_grad()
-    def _join(self, images: int, averages: Mapping[str, dict[int, Moments]]) -> None:
-        """Keep the averages that a batch has joined."""
-        self._keep(averages)
-        self.seen += self._counts(images)
 
     def end(self, logits: Tensor) -> None:
         """Take note of what was predicted for the batch."""
