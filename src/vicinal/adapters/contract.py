@@ -218,9 +218,7 @@ class Adapter(nn.Module, ABC):
         self.observed = None
         with torch.enable_grad():
             made = {"logits": self.adapt(x).detach()}
-        for norm in self.modules():  # a teacher has statistics of its own
-            if isinstance(norm, NormStatistics):
-                norm.end(made["logits"])
+        self.norm.end(made["logits"])
         self.seen += len(x)
         if self.draws is not None:
             made["draws"] = self.draws

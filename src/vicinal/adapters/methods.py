@@ -112,9 +112,9 @@ def adapt(
     trained = source if isinstance(source, Trained) else bare(source, features, head)
     if isinstance(source, Trained) and (features or head):
         raise ConfigError("features and head are for models of your own: a trained one knows its layers")
-    fallbacks = entry.defaults.fallbacks(trained)
-    kind = options.get("statistics", fallbacks.get("statistics", entry.defaults.statistics))
+    kind = options.get("statistics", entry.defaults.statistics.kind)
     by_kind = _chosen(trained, method, kind.kind if isinstance(kind, StatisticsConfig) else kind)
+    fallbacks = entry.defaults.fallbacks(trained)
     settings = configure(entry.defaults, {**fallbacks, **by_kind, **options})
     changed = {name for name, value in options.items() if by_kind.get(name, _default(entry, name)) != value}
     changed -= {*settings.idle}
