@@ -1,0 +1,103 @@
+"""What README and docs/experiments.md, section 52, claim of PACS is what its records say."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from vicinal.benchmarks.spec import load_spec
+from vicinal.report.board import Board, Cell, make_board
+from vicinal.report.select import read_all
+
+ROOT = Path(__file__).parents[2]
+DRAWN = ("Dirichlet 0.5", "Dirichlet 1")
+NO_UPDATE, AS_IT_IS = "Stream statistics, meta-trained", "No adaptation, meta-trained"
+ERM = "Soft pseudo label, stream statistics, steps as ours"
+SOFT = f"{ERM}, meta-trained"
+ABLATION = {  # how a line of the table begins, and the rows without that part
+    "statistics of the stream": ["vnl, batch statistics"],
+    "labels by votes": ["vnl, own output", "vnl, labels by phi"],
+    "rounds and two views": ["vnl, one round of votes", "vnl, by own features"],
+    "class shares": ["vnl, entropy alone"],
+    "entropy": ["vnl, shares alone"],
+    "any update": ["vnl, no update"],
+    "meta-training": ["vnl, on the ERM model"],
+    "sureness": ["vnl, as sure as it is"],
+}
+
+pytestmark = pytest.mark.skipif(not (ROOT / "results").is_dir(), reason="not a checkout")
+
+
+@cache
+def board() -> Board:
+    spec = load_spec(str(ROOT / "benchmarks" / "pacs.toml"))
+    return make_board(spec, read_all([ROOT / "results" / "pacs-resnet50_v1"]))
+
+
+def cell(row: str, column: str = "Batches of 20") -> Cell:
+    found = board().cell(row, column)
+    assert found is not None
+    assert found.seeds == 3
+    return found
+
+
+def mean(row: str, column: str = "Batches of 20") -> str:
+    found = cell(row, column).summary
+    assert found is not None
+    return f"{found.mean:.1f}"
+
+
+def ahead(row: str, of: str, column: str) -> list[float]:
+    """Return by how much a row is ahead of another on each stream of a column."""
+    ours, others = cell(row, column).values_by_target, cell(of, column).values_by_target
+    return [value - others[target][seed] for target, seeds in ours.items() for seed, value in seeds.items()]
+
+
+def readme() -> str:
+    return " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+
+def section_52() -> str:
+    text = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    return text[text.index("\n## 52. ") : text.index("\n## Left open")]
+
+
+@pytest.mark.parametrize("start", ABLATION)
+def test_ablation(start: str) -> None:
+    (line,) = re.findall(rf"^\| {start}.*\|$", section_52(), re.MULTILINE)
+    _, whole, without = (part.strip() for part in line.strip("|").split("|"))
+    column = "Batches of 20, ECE" if start == "sureness" else "Batches of 20"
+    assert whole == mean("vnl", column)
+    assert re.findall(r"\b\d\d?\.\d\b", without)[: len(ABLATION[start])] == [
+        mean(row, column) for row in ABLATION[start]
+    ]
+
+
+def test_skewed_classes() -> None:
+    above, unadapted, balanced = (
+        [value for column in DRAWN for value in ahead(row, of, column)]
+        for row, of in (
+            ("vnl", NO_UPDATE),
+            ("vnl", AS_IT_IS),
+            ("vnl, balanced statistics", AS_IT_IS),
+        )
+    )
+    text = readme()
+    assert len(above) == len(unadapted) == len(balanced) == 24
+    assert f"on each of {sum(value > 0 for value in above)} streams with drawn class shares" in text
+    assert f"by {min(above):.1f} points at the least" in text
+    assert f"above no adaptation on {sum(value > 0 for value in unadapted)} of them" in text
+    assert min(balanced) > 0
+    costs = ahead("vnl", "vnl, balanced statistics", "Batches of 20")
+    assert f"on balanced statistics on all 24, at {sum(costs) / len(costs):.1f} less in natural order" in text
+
+
+def test_where_it_does_not_win() -> None:
+    text = readme()
+    ours, theirs = mean("vnl, on the ERM model"), mean(ERM)
+    assert f"entropy minimisation with its steps has {theirs} and `vnl` {ours};" in text
+    at_64 = ahead("vnl", "Soft pseudo label, stream statistics, meta-trained", "Batches of 64")
+    at_20 = ahead("vnl", SOFT, "Batches of 20")
+    told = f"at batches of 64 the lead is {sum(at_64) / 12:.1f}, not {sum(at_20) / 12:.1f};"
+    assert told in text
