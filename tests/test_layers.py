@@ -8,7 +8,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "vicinal"
 PUBLIC = "__init__"
-GROUND = ("registry", "types", "errors", "versions", "graphs", "kernels")
+GROUND = ("registry", "types", "errors", "fields", "versions", "graphs", "kernels")
 # From the roof down; a room may import itself and any room below it.
 ROOMS = (
     "cli",

@@ -69,11 +69,26 @@ def test_counts_must_be_at_least_one(name: str) -> None:
         TrainConfig(**{name: 0})
 
 
-@pytest.mark.parametrize("value", [0.0, -1e-3, float("nan")])
+@pytest.mark.parametrize("value", [0.0, -1e-3])
 @pytest.mark.parametrize("name", ["backbone_lr", "head_lr", "phi_lr", "adapt_lr", "difference"])
 def test_step_sizes_must_be_above_zero(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be above 0"):
         TrainConfig(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "said"),
+    [
+        (TrainConfig, {"backbone_lr": float("nan")}, "backbone_lr is a finite number, not nan"),
+        (TrainConfig, {"iterations": "many"}, "iterations is a whole number, not 'many'"),
+        (OutOfFoldConfig, {"votes": 3}, "votes is a word, not 3"),
+        (OutOfFoldConfig, {"from_rest": True}, "from_rest is a list, each true or false, not True"),
+        (OutOfFoldConfig, {"predictors": "own"}, "predictors is a list, each a word, not 'own'"),
+    ],
+)
+def test_what_is_of_another_type_is_refused(config: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{said}$"):
+        config(**options)
 
 
 @pytest.mark.parametrize("options", [{"leave_out": -1}, {"epochs": 0}, {"step_sizes": ()}])
@@ -99,7 +114,7 @@ def test_training_settings_that_cannot_work_are_refused_at_once(options: dict[st
         TrainConfig(**options)
 
 
-@pytest.mark.parametrize("average", [-0.1, 1.5, float("nan")])
+@pytest.mark.parametrize("average", [-0.1, 1.5])
 def test_an_average_over_no_share_of_the_iterations_is_refused(average: float) -> None:
     with pytest.raises(ConfigError, match="average is a share of the iterations"):
         TrainConfig(average=average)
@@ -124,10 +139,9 @@ def test_choices_from_before_an_option_keep_their_identity() -> None:
     assert identity(OutOfFoldConfig(votes="once")) == plain
 
 
-@pytest.mark.parametrize("votes", ["twice", 3, ["rounds"]])
-def test_an_unknown_way_to_vote_lists_the_known_ones(votes: Any) -> None:
-    with pytest.raises(VicinalError, match="once, rounds"):
-        OutOfFoldConfig(votes=votes)
+def test_an_unknown_way_to_vote_lists_the_known_ones() -> None:
+    with pytest.raises(UnknownNameError, match="once, rounds"):
+        OutOfFoldConfig(votes="twice")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("predictors", [(), ("own", "before"), ("votes",)])
@@ -150,7 +164,7 @@ def test_a_config_survives_json_unchanged(config: TrainConfig | OutOfFoldConfig)
     assert json.loads(json.dumps(plain)) == plain
 
 
-@pytest.mark.parametrize("starts", [(), True, [False], ("no",), (True, True), (0,)])
+@pytest.mark.parametrize("starts", [(), [False], (True, True)])
 def test_starts_that_are_none_are_refused(starts: Any) -> None:
     with pytest.raises(ConfigError, match="from_rest lists the starts to try"):
         OutOfFoldConfig(from_rest=starts)

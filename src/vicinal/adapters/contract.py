@@ -6,7 +6,6 @@ behind, optimizer and random generator included, so that loading it continues th
 """
 
 import copy
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from vicinal.checkpoint import Trained
 from vicinal.data.augment import Augment
 from vicinal.data.augmix import AugMix
 from vicinal.errors import AdapterError, ConfigError
+from vicinal.fields import check_fields
 from vicinal.graphs import Recorder, overwritten, suited
 from vicinal.models.classifier import PRECISIONS, Classifier
 from vicinal.models.pooling import fuse_pools
@@ -97,20 +97,19 @@ class Settings:
         for name, known in choices:
             if getattr(self, name) not in known:
                 raise ConfigError(f"unknown {name} '{getattr(self, name)}': choose from {', '.join(known)}")
-        if not isinstance(self.lr, int | float) or not 0 < self.lr < math.inf:
+        check_fields(self)
+        if not self.lr > 0:
             raise ConfigError(f"an adapter needs lr above 0, not {self.lr!r}")
         if self.steps < 1 or self.num_samples < 0 or not 0 <= self.momentum < 1 or not 0 <= self.pull < 1:
             raise ConfigError(
                 "an adapter needs steps of at least 1, num_samples of at least 0, "
                 "momentum and pull of at least 0 and below 1"
             )
-        if not isinstance(self.output_temperature, int | float) or not 0 < self.output_temperature < math.inf:
+        if not self.output_temperature > 0:
             raise ConfigError(
                 f"an adapter needs an output_temperature above 0, not {self.output_temperature!r}"
             )
-        if not isinstance(self.from_rest, bool):
-            raise ConfigError(f"from_rest is true or false, not {self.from_rest!r}")
-        if self.horizon is not None and not 0 < self.horizon < math.inf:
+        if self.horizon is not None and not self.horizon > 0:
             raise ConfigError(f"a horizon is a number of images above 0, or None; not {self.horizon!r}")
 
     @property

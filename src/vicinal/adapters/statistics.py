@@ -31,6 +31,7 @@ from vicinal.adapters.bookkeeping import Uses
 from vicinal.adapters.fused_norm import on_average, renormalizing
 from vicinal.adapters.layers import Lent, batch_norms, normalized_by, renormalized, running
 from vicinal.errors import ConfigError
+from vicinal.fields import check_fields
 from vicinal.functional.normalization import (
     Moments,
     blend_weight,
@@ -56,6 +57,7 @@ class StatisticsConfig:
     follow_updates: bool = True  # carry the average along when an update moves the features
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.kind not in KINDS:
             raise ConfigError(f"unknown statistics '{self.kind}': choose from {', '.join(KINDS)}")
         if self.source_images < 1 or not 0 <= self.floor <= 1:

@@ -1,7 +1,9 @@
 """Everything that training can be told, each constant of the method with its reason."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from vicinal.adapters.contract import Predict
@@ -10,6 +12,7 @@ from vicinal.adapters.vnl_settings import UPDATES, VOTES, Update, Votes
 from vicinal.data.augment import Augment
 from vicinal.data.transforms import HARDENINGS
 from vicinal.errors import ConfigError, UnknownNameError
+from vicinal.fields import check_fields
 from vicinal.models.classifier import PRECISIONS
 
 
@@ -46,6 +49,7 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         positive = ("iterations", "batch_size", "group_size", "validate_every", "save_every")
         for name in positive:
             if getattr(self, name) < 1:
@@ -85,6 +89,23 @@ LATER = {
     "votes": "once",
 }
 STARTS = (["False"], ["True"], ["False", "True"])
+# How sure predictions may be, and the options of `OutOfFoldConfig` that ask for it: as sure as they are, by a
+# temperature that is fitted on left-out streams, or, those of `vnl`, as they agree with the frozen source
+# model where these streams take that.
+SURENESS: Mapping[str, Mapping[str, bool]] = MappingProxyType(
+    {
+        "none": {},
+        "temperature": {"calibrate": True},
+        "agreement": {"calibrate": True, "agreement": True},
+    }
+)
+
+
+def asked_sureness(name: str) -> Mapping[str, bool]:
+    """Return the options that ask for a way to be sure, by its name."""
+    if name not in SURENESS:
+        raise UnknownNameError("way to calibrate", name, SURENESS)
+    return SURENESS[name]
 
 
 @dataclass(frozen=True)
@@ -130,6 +151,7 @@ class OutOfFoldConfig:
     baselines: tuple[str, ...] = ("soft", "hard", "probabilistic")
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in self.hardenings:
             if name not in HARDENINGS:
                 raise UnknownNameError("hardening", name, HARDENINGS)
@@ -141,8 +163,8 @@ class OutOfFoldConfig:
         for predictor in self.predictors:
             if predictor not in Vnl.predicts:
                 raise UnknownNameError("predictor", predictor, Vnl.predicts)
-        if not isinstance(self.votes, str) or self.votes not in VOTES:
-            raise UnknownNameError("way to vote", str(self.votes), VOTES)
+        if self.votes not in VOTES:
+            raise UnknownNameError("way to vote", self.votes, VOTES)
         if self.leave_out < 0 or min(self.epochs, self.batch_size, self.rounds) < 1:
             needs = "leave_out >= 0, and epochs, batch_size and rounds >= 1"
             raise ConfigError(f"out-of-fold fitting needs {needs}")

@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import Any, NamedTuple
 
 from vicinal.benchmarks.bench.scale import Shape
 from vicinal.errors import ConfigError, DataError
+from vicinal.fields import fits
 
 PARTS = ("goals", "profile", "growth")
 SECTIONS = ("training", "deeper", "adaptation", "loop", "stream")  # of the goals, measured apart
@@ -67,7 +67,7 @@ def from_line(line: str | bytes) -> BenchRecord:
         raise ValueError("no object")
     for item in fields(BenchRecord):
         needed = item.default is MISSING and item.default_factory is MISSING
-        if item.name in held and not _fits(held[item.name], item.type):
+        if item.name in held and not fits(held[item.name], item.type):
             raise ValueError(f"{item.name} is {held[item.name]!r}")
         if item.name not in held and needed:
             raise ValueError(f"no {item.name}")
@@ -76,20 +76,6 @@ def from_line(line: str | bytes) -> BenchRecord:
     record = BenchRecord(**{**plain, "rounds": tuple(plain.get("rounds", ()))})
     _check_inside(record)
     return record
-
-
-def _fits(value: object, kind: Any) -> bool:
-    """Say whether a value from JSON is of the type of a field."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin is UnionType:
-        return any(_fits(value, one) for one in inner)
-    if origin is tuple:
-        return isinstance(value, list) and all(_fits(one, inner[0]) for one in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(one, inner[1]) for one in value.values())
-    if kind in (int, float):
-        return isinstance(value, (int, kind)) and not isinstance(value, bool)
-    return kind is Any or isinstance(value, kind)
 
 
 def _check_inside(record: BenchRecord) -> None:
