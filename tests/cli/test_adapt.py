@@ -47,6 +47,21 @@ def test_predictions_are_those_of_an_adapter_run_by_hand(
         assert float(line[3]) >= 0
 
 
+def test_options_of_a_method_are_those_of_an_adapter_run_by_hand(
+    vicinal: Any, model: Path, shared_domains: Path, tmp_path: Path
+) -> None:
+    folder = shared_domains / "light"
+    told = ("--option", "predict=neighbors", "--option", "rounds=3", "--option", "statistics=batch")
+    plain = ("--batch-size", 10, "--no-guard", "--out", "out", "--device", "cpu")
+    ran = vicinal("adapt", model, folder, *told, *plain)
+    assert ran.code == 0, ran.err
+    adapter = adapt(load(model), "vnl", seed=0, predict="neighbors", rounds=3, statistics="batch")
+    images = decode_all(list_images(folder), 16, 3, False)[0].float() / 255
+    p = torch.cat([adapter(part).softmax(-1) for part in images.split(10)])
+    _, *lines = rows(tmp_path / "out" / "predictions.csv")
+    assert [float(line[2]) for line in lines] == pytest.approx(p.amax(-1).tolist(), abs=2e-6)
+
+
 def test_every_kind_of_image_is_read_as_its_plain_version(vicinal: Any, model: Path, tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     gray = Image.fromarray(rng.integers(0, 256, (16, 16), dtype=np.uint8))

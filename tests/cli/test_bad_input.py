@@ -233,6 +233,31 @@ def test_an_unknown_predictor_is_refused_before_training(refused: Refused, domai
     assert "labels, neighbors, own" in said
 
 
+def test_an_unknown_way_to_calibrate_is_refused_before_training(refused: Refused, domains: Path) -> None:
+    said = refused("train", domains, "--target", "light", "--calibrate", "oracle", *SMALL)
+    assert "agreement, none, temperature" in said
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("rounds=many", "vnl: rounds is a whole number, not 'many'"),
+        ("rounds=0", "rounds that are whole numbers of at least 1"),
+        ("method=tent", "vnl: unknown option method"),
+        ("inplace=true", "vnl: unknown option inplace"),
+        ("seed=null", "vnl: seed is a whole number, not None"),
+        ("agreement", "--option takes NAME=VALUE, not 'agreement'"),
+        ("augment=much", 'augment must be true, false, "augmix" or a table'),
+    ],
+)
+@pytest.mark.parametrize("command", ["evaluate", "adapt"])
+def test_options_of_a_method_that_it_cannot_have(
+    refused: Refused, domains: Path, models: dict[str, Path], command: str, option: str, said: str
+) -> None:
+    words = ("--methods", "vnl") if command == "evaluate" else (domains / "light",)
+    assert said in refused(command, models["meta"], *words, "--option", option, "--device", "cpu")
+
+
 def test_a_bad_marginal_is_refused_before_training(refused: Refused, domains: Path) -> None:
     assert "alpha" in refused("train", domains, "--target", "light", "--marginal", -1, *SMALL)
 

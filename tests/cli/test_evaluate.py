@@ -56,6 +56,16 @@ def test_the_accuracy_is_that_of_an_adapter_run_by_hand(
     assert record.curve == pytest.approx([right[:end].mean().item() for end in (8, 16, 20)], abs=1e-6)
 
 
+def test_options_of_a_method_are_on_record(vicinal: Any, model: Path) -> None:
+    asked = {"predict": "neighbors", "rounds": 3, "joint": True, "agreement": 0.5}
+    words = [word for name, value in asked.items() for word in ("--option", f"{name}={json.dumps(value)}")]
+    ran = vicinal("evaluate", model, "--methods", "vnl", *(word.replace('"', "") for word in words), *CPU)
+    assert ran.code == 0, ran.err
+    (record,) = read_records(model / "records.jsonl")
+    assert record.protocol["adapter"].items() >= asked.items()
+    assert record.predict == "neighbors"
+
+
 def test_draws_of_a_label_shift_are_different_streams(vicinal: Any, model: Path) -> None:
     words = ("--stream", "label_shift", "--alpha", 0.5, "--draws", 3, "--methods", "erm", "--batch-size", 4)
     assert vicinal("evaluate", model, *words, *CPU).code == 0

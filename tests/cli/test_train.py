@@ -65,6 +65,29 @@ def test_neighbors_that_left_out_streams_take_vote_in_rounds(
     assert vicinal("adapt", "run", domains / "light", "--device", "cpu").code == 0
 
 
+@pytest.mark.parametrize(("asked", "found"), [("none", set()), ("temperature", {"output_temperature"})])
+def test_left_out_streams_say_how_sure_predictions_may_be(
+    vicinal: Any, domains: Path, tmp_path: Path, asked: str, found: set[str]
+) -> None:
+    ran = vicinal("train", domains, *QUICK, "--calibrate", asked, "--out", "run")
+    assert ran.code == 0, ran.err
+    rule = load(tmp_path / "run").choice["methods"]["vnl"]["stream"]
+    assert {"output_temperature", "agreement"} & set(rule) == found
+    assert ("to be as sure as it may be" in ran.out) == bool(found)
+    ran = vicinal("evaluate", "run", "--methods", "vnl", "--device", "cpu")
+    assert ran.code == 0, ran.err
+    (vnl,) = read_records(tmp_path / "run" / "records.jsonl")
+    told = vnl.protocol["adapter"].get("output_temperature", 1.0)
+    assert told == rule.get("output_temperature", 1.0)
+
+
+def test_agreement_is_offered_where_it_is_asked_for(vicinal: Any, domains: Path, tmp_path: Path) -> None:
+    ran = vicinal("train", domains, *QUICK, "--calibrate", "agreement", "--out", "run")
+    assert ran.code == 0, ran.err
+    asked = load(tmp_path / "run").config["out_of_fold"]
+    assert (asked["calibrate"], asked["agreement"]) == (True, True)
+
+
 def test_weights_can_be_averaged(vicinal: Any, domains: Path, tmp_path: Path) -> None:
     ran = vicinal("train", domains, *BARE, "--average", 0.5, "--out", "run")
     assert ran.code == 0, ran.err

@@ -1,14 +1,16 @@
 """What the commands share: the console, options that mean the same everywhere, and their checks."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from vicinal.benchmarks.options import real_options
 from vicinal.errors import ConfigError
 
 out = Console()
@@ -19,6 +21,11 @@ SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out unreadable 
 DataDir = Annotated[
     Path | None,
     typer.Option(help="Where named data sets lie; default: VICINAL_DATA, else ~/vicinal-data."),
+]
+
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--option", help="NAME=VALUE of the method, as agreement=1; may be given again."),
 ]
 
 
@@ -47,6 +54,18 @@ def pairs(texts: Sequence[str], option: str) -> dict[str, str]:
     if wrong:
         raise ConfigError(f"{option} takes NAME=VALUE, not '{wrong[0]}'")
     return {name.strip(): value.strip() for name, _, value in split}
+
+
+def method_options(texts: Sequence[str] | None) -> dict[str, Any]:
+    """Return options of a method by name: numbers, true, false and null as such, anything else as a word."""
+    return real_options({name: _plain(text) for name, text in pairs(texts or (), "--option").items()})
+
+
+def _plain(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def list_bad(bad: Sequence[str], what: str = "unreadable images were left out:") -> None:

@@ -8,7 +8,7 @@ import typer
 
 from vicinal import __version__
 from vicinal.adapters.guard import Guarded
-from vicinal.adapters.methods import METHODS, adapt, servable
+from vicinal.adapters.methods import METHODS, adapt, configure, servable
 from vicinal.adapters.statistics import KINDS
 from vicinal.adapters.vnl import Vnl
 from vicinal.benchmarks.compare import Entry, compare
@@ -27,11 +27,13 @@ from vicinal.checkpoint import Trained, load, save
 from vicinal.cli.console import (
     DataDir,
     Device,
+    Options,
     Seed,
     SkipBad,
     at_least_one,
     device_named,
     list_bad,
+    method_options,
     out,
     pairs,
 )
@@ -45,6 +47,7 @@ from vicinal.report.choices import choice_summary
 from vicinal.report.draws import draws_table
 from vicinal.report.page import write_report
 from vicinal.report.tables import rich_table, summarise
+from vicinal.training.config import asked_sureness
 from vicinal.training.learner import ALGORITHMS
 from vicinal.training.train import train as train_source_model
 
@@ -153,6 +156,13 @@ def train(
         list[str] | None,
         typer.Option(help=f"Who may predict, left-out streams decide: {', '.join(Vnl.predicts)}."),
     ] = None,
+    calibrate: Annotated[
+        str,
+        typer.Option(
+            help="How sure predictions are: none (as they are), temperature (fitted on left-out streams) or "
+            "agreement (with the source model, where these streams take it)."
+        ),
+    ] = "none",
     out_dir: Annotated[
         Path | None, typer.Option("--out", help="Folder of the run; default: runs/NAME.")
     ] = None,
@@ -173,6 +183,7 @@ def train(
     lessons: dict[str, Any] = {"leave_out": leave_out, "hardenings": tuple(harden or ())}
     lessons |= {"marginals": tuple(marginal)} if marginal else {}
     lessons |= {"predictors": tuple(predictor)} if predictor else {}
+    lessons |= asked_sureness(calibrate)
     ALGORITHMS[algorithm]
     request = TrainRequest(
         data=data,
@@ -223,6 +234,7 @@ def evaluate(
     ] = None,
     statistics: Annotated[str | None, typer.Option(help=f"For every method: {', '.join(KINDS)}.")] = None,
     lr: Annotated[float | None, typer.Option(help="Step size for every method that updates.")] = None,
+    option: Options = None,
     stream: Annotated[str, typer.Option(help=f"What arrives: {', '.join(STREAMS)}.")] = "online",
     alpha: Annotated[float, typer.Option(help="Dirichlet parameter of a label-shifted stream.")] = 0.5,
     draws: Annotated[int, typer.Option(help="Streams to draw, with seeds from --seed on.")] = 1,
@@ -237,8 +249,7 @@ def evaluate(
     trained = load(run, device_named(device))
     names = _methods(methods, trained)
     folder = out_dir or (run if run.is_dir() else run.parent)
-    options: dict[str, Any] = {"statistics": statistics, "lr": lr}
-    entries = [Entry(name, {k: v for k, v in options.items() if v is not None}) for name in names]
+    entries = [Entry(name, _given(name, statistics, lr, option)) for name in names]
     spec = StreamSpec(stream, batch_size, alpha)
     records = []
     with Bars(out) as bars:
@@ -272,6 +283,7 @@ def adapt_command(
     lr: Annotated[
         float | None, typer.Option(help="Step size; default: what was chosen on source domains.")
     ] = None,
+    option: Options = None,
     batch_size: Annotated[int, typer.Option(help="Images adapted to at once.")] = 20,
     out_dir: Annotated[Path, typer.Option("--out", help="Where predictions.csv goes.")] = Path("adapted"),
     save_model: Annotated[bool, typer.Option("--save-model", help="Also write the adapted model.")] = False,
@@ -288,8 +300,7 @@ def adapt_command(
     """
     METHODS[method]
     trained = load(checkpoint, device_named(device))
-    given: dict[str, Any] = {"statistics": statistics, "lr": lr}
-    adapter = adapt(trained, method, seed=seed, **{k: v for k, v in given.items() if v is not None})
+    adapter = adapt(trained, method, **{"seed": seed, **_given(method, statistics, lr, option)})
     guarded = None if no_guard else Guarded(adapter)
     size = at_least_one(batch_size, "--batch-size")
     with Bars(out) as bars:
@@ -325,3 +336,14 @@ def _methods(text: str, trained: Trained) -> list[str]:
     if not names:
         raise ConfigError("--methods is empty: name at least one, or all")
     return names
+
+
+def _given(method: str, statistics: str | None, lr: float | None, texts: list[str] | None) -> dict[str, Any]:
+    """Return the options of a method that were given; those it does not know are refused by its name."""
+    named = {"statistics": statistics, "lr": lr}
+    given = {name: value for name, value in named.items() if value is not None} | method_options(texts)
+    try:
+        configure(METHODS[method].defaults, given)
+    except ConfigError as error:
+        raise ConfigError(f"{method}: {error}") from None
+    return given

@@ -31,7 +31,7 @@ def choice_summary(trained: Trained) -> Group:
         cells = [row["method"], row["update"], lr, start, row["statistics"], row["predict"]]
         cells += [f"{row['accuracy']:.1%}", f"{row['worst']:.1%}", f"{row['nll']:.3f}"]
         table.add_row(*cells, style="bold" if row["chosen"] else "")
-    return Group(line, table, *_doubt_line(trained.choice))
+    return Group(line, table, *_doubt_line(trained.choice), *_sureness_line(trained.choice))
 
 
 def _doubt_line(choice: Mapping[str, Any]) -> list[Text]:
@@ -42,3 +42,13 @@ def _doubt_line(choice: Mapping[str, Any]) -> list[Text]:
     return [
         Text(f"vnl takes shorter steps where its source model doubts less than {rule['doubt']:.3f}, as here")
     ]
+
+
+def _sureness_line(choice: Mapping[str, Any]) -> list[Text]:
+    """Return how sure vnl is of what it predicts, where left-out streams were asked."""
+    rule = choice.get("methods", {}).get("vnl", {}).get("stream", {})
+    if rule.get("agreement"):
+        return [Text("vnl is as sure of its predictions as they agree with its source model")]
+    if "output_temperature" not in rule:
+        return []
+    return [Text(f"vnl divides its logits by {rule['output_temperature']:.2f} to be as sure as it may be")]
