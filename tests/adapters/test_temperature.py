@@ -34,7 +34,7 @@ def test_it_divides_the_logits_alone(method: str, make_source: MakeSource, image
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf"), "warm"])
 def test_no_temperature_at_all_is_refused(temperature: Any, make_source: MakeSource) -> None:
-    with pytest.raises(ConfigError, match="output_temperature (above 0|is a finite number)"):
+    with pytest.raises(ConfigError, match=r"output_temperature (above 0|is a finite number)"):
         adapt(make_source(), "tent", output_temperature=temperature)
 
 
