@@ -32,6 +32,20 @@ def no_images(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_images")
+def test_what_a_gpu_would_do_is_told_without_one(
+    vicinal: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    words = ("table3", "--device", "cuda", "--workers", 9, "--data-dir", tmp_path / "nothing")
+    ran = vicinal("reproduce", *words, "--dry-run")
+    assert (ran.code, ran.err) == (0, "")
+    assert "with 9 workers (cuda)" in ran.out
+    refused = vicinal("reproduce", *words)
+    assert refused.code != 0
+    assert "no CUDA device was found" in refused.err
+
+
+@pytest.mark.usefixtures("no_images")
 @pytest.mark.parametrize("quick", [False, True], ids=["whole", "quick"])
 @pytest.mark.parametrize("name", spec_names())
 def test_every_shipped_spec_is_planned_without_images(

@@ -14,6 +14,7 @@ from vicinal.evaluation.example import Example, save_examples
 from vicinal.evaluation.record import Record
 from vicinal.report.benchmark import write_benchmark
 from vicinal.report.board import make_board
+from vicinal.report.figures import row_styles
 from vicinal.report.views import headlines
 
 MakeRecord = Callable[..., Record]
@@ -220,6 +221,35 @@ def test_figures_lie_beside_the_page_with_their_data(folder: Path, digits_record
     assert float(points["Soft", "4"]["paper"]) == 70
     mean = per_seed(digits_records, "soft", 20).mean()
     assert float(points["Soft", "20"]["accuracy"]) == pytest.approx(mean)
+
+
+def test_runs_that_two_columns_share_are_counted_and_drawn_once(
+    digits_spec: Spec, digits_records: list[Record], tmp_path: Path
+) -> None:
+    again = replace(digits_spec.settings[0], name="Again, ECE", metric="ece")
+    spec = replace(digits_spec, settings=(*digits_spec.settings, again))
+    write_benchmark(spec, digits_records, tmp_path)
+    page = page_of(tmp_path)
+    assert f"\nruns{len(digits_records)}\n" in page.text
+    names = {path.stem for path in (tmp_path / "figures").glob("*.csv")}
+    assert {name for name in names if "again" in name} == {"ece-again-ece", "reliability-again-ece"}
+    assert {name for name in names if name.endswith("-20")} == {"curves-batches-of-20", "cost-batches-of-20"}
+    assert {name for name in names if name.endswith("-4")} == {
+        f"{kind}-batches-of-4" for kind in ("curves", "reliability", "ece", "cost")
+    }, "nobody shares these"
+
+
+def test_variants_of_one_method_leave_room_for_its_rivals(make: MakeRecord) -> None:
+    rates = {"vnl": (0.9, 0.89, 0.88, 0.87, 0.86, 0.85, 0.84, 0.83), "soft": (0.7, 0.6), "tent": (0.5,)}
+    records = [
+        make(method=method, accuracy=rate, protocol={"adapter": {"lr": rate}})
+        for method, found in rates.items()
+        for rate in found
+    ]
+    board = make_board(None, [make(method="erm"), *records])
+    drawn = [round(board.columns[0].cells[row].summary.mean) for row in row_styles(board) if row != "ERM"]
+    assert drawn[:5] == [90, 89, 70, 60, 50]
+    assert drawn[5:] == [88, 87, 86, 85][: len(drawn) - 5]
 
 
 def test_figures_of_an_earlier_page_are_removed_and_others_left(

@@ -29,13 +29,13 @@ Options = Annotated[
 ]
 
 
-def device_named(name: str) -> str:
-    """Return the device to run on; one that is not there is refused."""
+def device_named(name: str, *, elsewhere: bool = False) -> str:
+    """Return the device to run on; one that is not there is refused, unless what runs will run elsewhere."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name not in ("cpu", "cuda"):
         raise ConfigError(f"unknown device '{name}': choose from auto, cpu, cuda")
-    if name == "cuda" and not torch.cuda.is_available():
+    if name == "cuda" and not elsewhere and not torch.cuda.is_available():
         raise ConfigError("no CUDA device was found: use --device cpu or auto")
     return name
 

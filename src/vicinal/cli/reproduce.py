@@ -141,7 +141,7 @@ def reproduce_command(
     length = None if iterations is None else at_least_one(iterations, "--iterations")
     limits = Limits(tuple(only or ()), count, quick, backbone, weights, length)
     tables = [_table(name, limits, out_dir, data_dir, len(names) > 1) for name in dict.fromkeys(names)]
-    devices = devices_for(device_named(device), workers)
+    devices = devices_for(device_named(device, elsewhere=dry_run), workers)
     if dry_run:
         for table in tables:
             _show_plan(table, devices, teach)

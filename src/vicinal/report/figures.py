@@ -2,12 +2,13 @@
 
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from vicinal.benchmarks.metric import METRICS
@@ -27,7 +28,8 @@ Styles = Mapping[str, LineStyle]
 def row_styles(board: Board) -> dict[str, LineStyle]:
     """Return a style for each row worth drawing: references, the paper's method, then the best of the others.
 
-    Best by rank: how many rows of a column one is behind, averaged over columns.
+    Best by rank: how many rows of a column one is behind, averaged over columns. Two rows of each method come
+    before a third of any, so that a table of one method's variants still shows its rivals.
     """
     references = dict.fromkeys(column.reference for column in board.columns if column.reference is not None)
     ranks: dict[str, list[int]] = {}
@@ -38,8 +40,21 @@ def row_styles(board: Board) -> dict[str, LineStyle]:
             ranks.setdefault(row, []).append(sum(other < mean for other in means.values()))
     others = [row for row in ranks if row not in references]
     others.sort(key=lambda row: (row not in board.ours, float(np.mean(ranks[row]))))
+    turns = _turns(others, board)
+    others.sort(key=lambda row: turns[row])
     styles = {row: LineStyle(row, INK, dashed=True) for row in references}
     return styles | {row: LineStyle(row, colour) for row, colour in zip(others, PALETTE, strict=False)}
+
+
+def _turns(rows: Sequence[str], board: Board) -> dict[str, int]:
+    """Return for every row how many pairs of rows of its method come before it."""
+    methods = {row: cell.records[0].method for c in board.columns for row, cell in c.measured.items()}
+    before: Counter[str] = Counter()
+    turns = {}
+    for row in rows:
+        turns[row] = before[methods[row]] // 2
+        before[methods[row]] += 1
+    return turns
 
 
 def draw_curves(curves: Sequence[Curve], styles: Styles, titled: bool = True) -> Figure:
@@ -143,7 +158,9 @@ def draw_costs(points: Sequence[Point], styles: Styles, titled: bool = False) ->
         if point.y.std is not None:
             ax.errorbar(1000 * point.x, point.y.mean, yerr=point.y.std, color=colour, lw=1, alpha=0.6)
     ax.set(xscale="log", xlabel="milliseconds per image, log scale", ylabel="accuracy, %")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.xaxis.set_minor_locator(NullLocator())
     if titled:
         legend(figure, [ax])
     return figure

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from vicinal.benchmarks.store import benchmark_of
+from vicinal.evaluation.record import Record
 from vicinal.report import figures, series
 from vicinal.report.board import Board, Column
 from vicinal.report.canvas import figure_png, inline_svg
@@ -41,12 +43,24 @@ class Picture:
 
 def pictures_of(board: Board, styles: Styles) -> list[Picture]:
     """Return every figure that the records have data for."""
-    makers: Sequence[Callable[[Column, Styles], Picture | None]] = (_curves, _reliability, _errors, _costs)
     columns = [column for column in board.columns if column.metric in QUALITIES and column.complete]
-    made = [maker(column, styles) for maker in makers for column in columns]
+    made = [maker(column, styles) for maker, metrics in _MAKERS.items() for column in _once(columns, metrics)]
     made += [_batch_sizes(family, styles) for family in series.batch_sizes_of(board)]
     found = [picture for picture in made if picture is not None]
     return sorted(_named_apart(found), key=lambda picture: KINDS.index(picture.kind))
+
+
+def _once(columns: Sequence[Column], metrics: Sequence[str]) -> list[Column]:
+    """Return the columns to draw: of those that show the same runs the ones of the metrics, if any are."""
+    runs = {column.name: {_run(record) for record in column.records} for column in columns}
+    apt = [column for column in columns if column.metric in metrics]
+    taken = set[tuple[object, ...]]().union(*(runs[column.name] for column in apt))
+    return [column for column in columns if column in apt or not runs[column.name] & taken]
+
+
+def _run(record: Record) -> tuple[object, ...]:
+    """Return what tells a run from others, whichever column shows it."""
+    return benchmark_of(record).get("key", id(record)), record.target
 
 
 def _curves(column: Column, styles: Styles) -> Picture | None:
@@ -154,6 +168,15 @@ def _csv(head: Sequence[str], body: Iterable[Sequence[object]]) -> str:
     writer.writerow(head)
     writer.writerows(body)
     return buffer.getvalue()
+
+
+# What each figure is about: columns of that metric have it, where others show the same runs.
+_MAKERS: Mapping[Callable[[Column, Styles], Picture | None], Sequence[str]] = {
+    _curves: ("accuracy", "error"),
+    _reliability: ("ece",),
+    _errors: ("ece",),
+    _costs: ("accuracy", "error"),
+}
 
 
 def _named_apart(pictures: Sequence[Picture]) -> list[Picture]:
