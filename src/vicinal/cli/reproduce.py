@@ -24,7 +24,7 @@ from vicinal.benchmarks.run import (
 )
 from vicinal.benchmarks.schedule import Failure
 from vicinal.benchmarks.spec import SUFFIX, Spec, load_spec, spec_names
-from vicinal.benchmarks.store import Store
+from vicinal.benchmarks.store import Store, result_of
 from vicinal.cli.console import DataDir, Device, at_least_one, device_named, out
 from vicinal.report.bars import Bars
 from vicinal.report.benchmark import write_benchmark
@@ -264,7 +264,8 @@ def _report(asked: Asked, failures: Sequence[Failure]) -> None:
         out.print(f"{unmeasured} more expectations were not measured", style="dim", highlight=False)
     if records[0].protocol["benchmark"]["quick"]:
         out.print(QUICK, style="yellow")
-    out.print(f"{len(records)} records, README.md, report.html and figures in {folder}", highlight=False)
+    runs = len({result_of(record) for record in records})  # columns may share them
+    out.print(f"{runs} records, README.md, report.html and figures in {folder}", highlight=False)
 
 
 def _quoted(text: str) -> str:
