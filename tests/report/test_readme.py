@@ -24,7 +24,8 @@ DIGITS = {  # method, statistics, and of what step sizes the best is shown
 PACS = {
     "ERM, not adapted": "ERM baseline",
     "stream statistics, no update": "Stream statistics, meta-trained",
-    "best other method as published": "SHOT-IM, stream statistics, meta-trained",
+    "best other on statistics of the batch": "Tent, meta-trained",
+    "best other on those of the stream": "SHOT-IM, stream statistics, meta-trained",
     "best other with the steps": "Soft pseudo label, stream statistics, steps as ours, meta-trained",
     "vnl": "vnl",
 }
@@ -96,7 +97,11 @@ def test_the_best_others_on_pacs_are_the_best() -> None:
         if row.label.endswith("meta-trained") and "as sure" not in row.label
     }
     published = {label: mean for label, mean in means.items() if "steps as ours" not in label}
-    assert max(published, key=published.__getitem__) == PACS["best other method as published"]
+    assert max(published, key=published.__getitem__) == PACS["best other on those of the stream"]
+    elsewhere = ("tream statistics", "alanced statistics", "Out-of-fold", "No adaptation")
+    of_batch = {label: mean for label, mean in published.items() if not any(w in label for w in elsewhere)}
+    of_batch = {label: mean for label, mean in of_batch.items() if not label.startswith("vnl")}
+    assert max(of_batch, key=of_batch.__getitem__) == PACS["best other on statistics of the batch"]
     assert max(means, key=means.__getitem__) == PACS["best other with the steps"]
 
 
