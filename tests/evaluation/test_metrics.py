@@ -5,11 +5,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binom
 from sklearn.metrics import accuracy_score, log_loss
 from torch import Tensor
 
 from vicinal.errors import DataError, UnknownNameError
-from vicinal.evaluation.metrics import METRICS, accuracy, brier, ece, nll, reliability
+from vicinal.evaluation.metrics import METRICS, accuracy, brier, chance_ece, ece, nll, reliability
 
 
 def predictions(
@@ -123,6 +124,38 @@ def test_reliability_of_a_case_worked_by_hand() -> None:
     assert found["count"] == [0, 0, 2, 2]
     assert found["confidence"] == pytest.approx([0, 0, 0.65, 0.95])
     assert found["accuracy"] == pytest.approx([0, 0, 0.5, 1])
+
+
+def one_bin(count: int, confidence: float) -> dict[str, list[float]]:
+    return {"count": [float(count)], "confidence": [confidence], "accuracy": [0.0]}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 50, 400])
+@pytest.mark.parametrize("confidence", [1e-9, 0.1, 1 / 3, 0.5, 0.9, 0.98, 1 - 1e-9])
+def test_chance_agrees_with_a_sum_over_all_outcomes(count: int, confidence: float) -> None:
+    outcomes = np.arange(count + 1)
+    brute = (binom.pmf(outcomes, count, confidence) * abs(outcomes / count - confidence)).sum()
+    assert chance_ece(one_bin(count, confidence)) == pytest.approx(brute, rel=1e-9, abs=1e-15)
+
+
+def test_predictions_that_are_right_as_often_as_they_are_sure_have_that_ece_in_the_mean() -> None:
+    generator = torch.Generator().manual_seed(0)
+    probs = (3 * torch.randn(300, 5, generator=generator)).softmax(-1).double()
+    drawn = torch.multinomial(probs, 200, replacement=True, generator=generator).T
+    errors = [ece(probs, labels) for labels in drawn]
+    # Within a bin confidences differ a little, which the bin's mean does not know.
+    expected = chance_ece(reliability(probs, drawn[0]))
+    assert expected == pytest.approx(np.mean(errors), rel=0.05)
+    assert expected > 0.02, "300 images: no small part of an ECE"
+
+
+def test_chance_counts_bins_by_their_images_and_needs_one() -> None:
+    both = {"count": [30.0, 0.0, 10.0], "confidence": [0.7, 0.0, 0.9], "accuracy": [0.0, 0.0, 0.0]}
+    parts = 0.75 * chance_ece(one_bin(30, 0.7)) + 0.25 * chance_ece(one_bin(10, 0.9))
+    assert chance_ece(both) == pytest.approx(parts)
+    assert chance_ece(one_bin(20, 1.0)) == chance_ece(one_bin(20, 0.0)) == 0.0
+    assert math.isnan(chance_ece({}))
+    assert math.isnan(chance_ece({"count": [0.0], "confidence": [0.0], "accuracy": [0.0]}))
 
 
 @settings(max_examples=40, deadline=None)

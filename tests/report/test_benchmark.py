@@ -212,6 +212,7 @@ def test_figures_lie_beside_the_page_with_their_data(folder: Path, digits_record
     with (folder / "figures" / "ece-batches-of-20.csv").open() as file:
         lines = {line["row"]: line for line in csv.DictReader(file)}
     assert float(lines["Soft"]["ece_percent"]) == pytest.approx(7.0)
+    assert 0 < float(lines["Soft"]["by_chance_percent"]) < 100
     with (folder / "figures" / "curves-batches-of-20.csv").open() as file:
         rows = [line for line in csv.DictReader(file) if (line["row"], line["target"]) == ("Soft", "90")]
     assert [int(line["images"]) for line in rows] == [20, 40, 59]
@@ -231,6 +232,7 @@ def test_runs_that_two_columns_share_are_counted_and_drawn_once(
     write_benchmark(spec, digits_records, tmp_path)
     page = page_of(tmp_path)
     assert f"\nruns{len(digits_records)}\n" in page.text
+    assert page.text.count("as it is sure would still have") == 1, "below the one table that is of ECE"
     names = {path.stem for path in (tmp_path / "figures").glob("*.csv")}
     assert {name for name in names if "again" in name} == {"ece-again-ece", "reliability-again-ece"}
     assert {name for name in names if name.endswith("-20")} == {"curves-batches-of-20", "cost-batches-of-20"}

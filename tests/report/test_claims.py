@@ -9,6 +9,7 @@ import pytest
 from vicinal.benchmarks.spec import load_spec
 from vicinal.report.board import Board, Cell, make_board
 from vicinal.report.select import read_all
+from vicinal.report.series import Error, errors_of
 
 ROOT = Path(__file__).parents[2]
 DRAWN = ("Dirichlet 0.5", "Dirichlet 1")
@@ -54,6 +55,12 @@ def ahead(row: str, of: str, column: str) -> list[float]:
     return [value - others[target][seed] for target, seeds in ours.items() for seed, value in seeds.items()]
 
 
+@cache
+def errors(column: str) -> dict[str, Error]:
+    [found] = [one for one in board().columns if one.name == column]
+    return errors_of(found)
+
+
 def readme() -> str:
     return " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 
@@ -96,7 +103,19 @@ def test_skewed_classes() -> None:
         for row in ("vnl", NO_UPDATE, "vnl, balanced statistics")
     ]
     told = "Its ECE is {} and {} there (no update: {} and {}), on balanced statistics {} and {}."
-    assert told.format(*sure[0], *sure[1], *sure[2]) in text
+    assert told.removesuffix(".").format(*sure[0], *sure[1], *sure[2]) in text
+    levels = [one.by_chance for name in DRAWN for one in errors(f"{name}, ECE").values()]
+    assert f"chance alone makes {min(levels):.1f} to {max(levels):.1f} of it" in text
+
+
+def test_how_much_of_an_ece_is_chance() -> None:
+    columns = [f"{name}, ECE" for name in ("Batches of 20", *DRAWN)]
+    natural, half, one = (f"{errors(column)['vnl'].by_chance:.1f}" for column in columns)
+    balanced = [f"{errors(column)['vnl, balanced statistics'].by_chance:.1f}" for column in columns[1:]]
+    text = " ".join(section_52().split())
+    assert f"would have {natural} at the confidences of `vnl` in natural order" in text
+    assert f"but {half} and {one} with Dirichlet 0.5 and 1" in text
+    assert f"on balanced statistics {balanced[0]} and {balanced[1]}" in text
 
 
 def test_where_it_does_not_win() -> None:

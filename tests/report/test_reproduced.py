@@ -108,6 +108,23 @@ def test_the_readme_has_command_table_expectations_and_what_is_missing(tmp_path:
     assert not any("quick" in line for line in lines)
 
 
+def test_below_a_table_of_calibration_errors_stands_what_chance_makes_of_them(tmp_path: Path) -> None:
+    told = "A row that was right exactly as often as it is sure would still have {} by chance."
+    of_errors = replace(SPEC, metric="ece")
+    # A coin of the bin's confidence: the one image is right or not.
+    rates = {"ERM": 0.5, "Ours": 0.9}
+    of_one = [
+        replace(one, reliability={"count": [1.0], "confidence": [rates[one.protocol["benchmark"]["row"]]]})
+        for one in records()
+    ]
+    for found, level in ((of_one, "18.0 to 50.0%"), (of_one[:4], "50.0%")):
+        write_readme(of_errors, found, tmp_path, "vicinal reproduce made")
+        assert told.format(level) in (tmp_path / "README.md").read_text().splitlines()
+    for spec, found in ((SPEC, of_one), (of_errors, records())):
+        write_readme(spec, found, tmp_path, "vicinal reproduce made")
+        assert "by chance" not in (tmp_path / "README.md").read_text(), "of accuracy, or without bins"
+
+
 def test_a_quick_run_says_that_it_means_nothing(tmp_path: Path) -> None:
     write_readme(SPEC, records(quick=True), tmp_path, "vicinal reproduce made --quick")
     assert "its figures mean nothing" in (tmp_path / "README.md").read_text()

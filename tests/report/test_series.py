@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from vicinal.benchmarks.spec import Spec
+from vicinal.evaluation.metrics import chance_ece
 from vicinal.evaluation.record import Record
 from vicinal.report.board import make_board
 from vicinal.report.series import batch_sizes_of, costs_of, curves_of, errors_of, reliabilities_of
@@ -57,7 +58,10 @@ def test_costs_errors_and_bins(digits_spec: Spec, digits_records: list[Record]) 
     assert costs["Soft"].x == pytest.approx(1 / 2000)
     mine = [100 * r.accuracy for r in digits_records if r.method == "soft" and r.batch_size == 20]
     assert costs["Soft"].y.mean == pytest.approx(np.mean(mine))
-    assert errors_of(column)["Soft"].mean == pytest.approx(7.0)
+    errors = errors_of(column)
+    assert errors["Soft"].found.mean == pytest.approx(7.0)
+    record = next(r for r in digits_records if r.method == "soft" and r.batch_size == 20)
+    assert errors["Soft"].by_chance == pytest.approx(100 * chance_ece(record.reliability))
     bins = {one.row: one for one in reliabilities_of(column)}
     assert bins["Soft"].count == [10.0, 0.0, 30.0]
     assert bins["Soft"].accuracy == pytest.approx([0.0, 0.0, 1.0])

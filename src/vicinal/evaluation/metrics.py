@@ -6,7 +6,7 @@ end the run.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -89,6 +89,30 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = 15) -> dict[str, list
         "confidence": (empty.index_add(0, which, confidence) / filled).tolist(),
         "accuracy": (empty.index_add(0, which, right) / filled).tolist(),
     }
+
+
+def chance_ece(bins: Mapping[str, Sequence[float]]) -> float:
+    """Return the `ece` to expect of predictions that are right exactly as often as they are sure.
+
+    (1 / N) sum_b E|k_b - n_b c_b|, k_b ~ Binomial(n_b, c_b): of the n_b images of a bin as many are right by
+    chance, c_b its mean confidence. Each mean is 2 v (1 - c) P(k = v) with v = floor(n c) + 1 (De Moivre).
+    It takes the bins of `reliability`. NaN without an image in them.
+
+    On few images much of an ECE is this: it says how low one can be there, not how good a method is.
+    """
+    count, confidence = ([float(value) for value in bins.get(name, ())] for name in ("count", "confidence"))
+    if not sum(count):
+        return math.nan
+    return sum(_mean_deviation(round(n), c) for n, c in zip(count, confidence, strict=True)) / sum(count)
+
+
+def _mean_deviation(n: int, p: float) -> float:
+    """Return E|k - n p|, k ~ Binomial(n, p)."""
+    if not n or not 0 < p < 1:
+        return 0.0
+    v = min(math.floor(n * p) + 1, n)  # where rounding takes p for 1, v = n is the limit
+    ways = math.lgamma(n + 1) - math.lgamma(v + 1) - math.lgamma(n - v + 1)
+    return 2 * v * math.exp(ways + v * math.log(p) + (n - v + 1) * math.log1p(-p))
 
 
 def _checked(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,11 +12,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from vicinal.benchmarks.metric import METRICS
-from vicinal.evaluation.statistics import Summary
 from vicinal.report.board import Board
 from vicinal.report.canvas import GRID, INK, PALETTE, PAPER, RULE, SOFT, fit_limits, grid, legend, panel_title
 from vicinal.report.plots import LineStyle
-from vicinal.report.series import BatchSizes, Curve, Point, Reliability
+from vicinal.report.series import BatchSizes, Curve, Error, Point, Reliability
 
 _CURVE_POINTS = 120
 # Inches of a figure that stands alone: its letters can be read on a phone and are not shouting on a desk.
@@ -115,11 +114,13 @@ def _reliability_panel(ax: Axes, panel: Reliability, colour: str) -> None:
     ax.set(xlim=(0, 102), ylim=(0, 102), xticks=(0, 50, 100), yticks=(0, 50, 100), aspect="equal")
 
 
-def draw_errors(errors: Mapping[str, Summary], styles: Styles) -> Figure:
-    """Return the calibration error of each row as a bar, lowest on top, with whiskers of ± 1 std."""
-    rows = sorted(
-        (row for row in errors if math.isfinite(errors[row].mean)), key=lambda row: errors[row].mean
-    )
+def draw_errors(errors: Mapping[str, Error], styles: Styles) -> Figure:
+    """Return the calibration error of each row as a bar, lowest on top, with whiskers of ± 1 std.
+
+    A dotted line across a bar is the part of it that chance alone would make.
+    """
+    finite = {row: one.found for row, one in errors.items() if math.isfinite(one.found.mean)}
+    rows = sorted(finite, key=lambda row: finite[row].mean)
     names = [textwrap.fill(row, _LABEL).replace("$", r"\$") for row in rows]
     lines = [name.count("\n") + 1 for name in names]
     places = np.cumsum(lines) - np.array(lines) / 2
@@ -128,10 +129,12 @@ def draw_errors(errors: Mapping[str, Summary], styles: Styles) -> Figure:
     ax.grid(axis="x", color=GRID, lw=0.8)
     for place, row in zip(places, rows, strict=True):
         colour = styles[row].color if row in styles else RULE
-        ax.barh(place, errors[row].mean, height=0.66, color=colour, lw=0, zorder=3)
-        std = errors[row].std
-        if std is not None and math.isfinite(std):
-            ax.errorbar(errors[row].mean, place, xerr=std, color=INK, lw=0.9, capsize=2, zorder=4)
+        found, chance = finite[row], errors[row].by_chance
+        ax.barh(place, found.mean, height=0.66, color=colour, lw=0, zorder=3)
+        if found.std is not None and math.isfinite(found.std):
+            ax.errorbar(found.mean, place, xerr=found.std, color=INK, lw=0.9, capsize=2, zorder=4)
+        if math.isfinite(chance):
+            ax.vlines(chance, place - 0.42, place + 0.42, color=INK, lw=1.1, ls=(0, (1, 1)), zorder=5)
     ax.set(xlabel="expected calibration error, %", ylim=(sum(lines), 0), xlim=(0, None))
     ax.set_yticks(places, names, linespacing=1.0)
     return figure

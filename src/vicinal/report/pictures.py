@@ -124,8 +124,10 @@ def _reliability(column: Column, styles: Styles) -> Picture | None:
 def _errors(column: Column, styles: Styles) -> Picture | None:
     errors = series.errors_of(column)
     label = f"{column.name}: expected calibration error of every row, the lowest on top"
-    head = ("row", "ece_percent", "std_percent", "seeds")
-    body = ((row, found.mean, found.std, found.count) for row, found in errors.items())
+    head = ("row", "ece_percent", "std_percent", "seeds", "by_chance_percent")
+    body = (
+        (row, one.found.mean, one.found.std, one.found.count, one.by_chance) for row, one in errors.items()
+    )
     drawing = figures.draw_errors(errors, styles)
     panels = [Panel("", _drawn(drawing, label))]
     return Picture("ece", f"ece-{column.name}", column.name, panels, figure_png(drawing), _csv(head, body))

@@ -118,6 +118,7 @@ def write_readme(
                 _difference(line.cell),
             )
             lines.append(f"| {' | '.join(cells)} |")
+        lines += ["", markdown_text(table.note)] if table.note else []
         lines += _by_target(table)
     expected = expectations_of(spec, records)
     if expected:

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from vicinal.evaluation.metrics import chance_ece
 from vicinal.evaluation.record import Record
 from vicinal.evaluation.statistics import Summary, deviation, per_seed, summary
 from vicinal.report.board import Board, Cell, Column
@@ -104,9 +105,20 @@ def costs_of(column: Column) -> list[Point]:
     ]
 
 
-def errors_of(column: Column) -> dict[str, Summary]:
-    """Return the calibration error of every complete cell, in percent."""
-    return {row: over_seeds(cell, ece) for row, cell in column.complete.items()}
+@dataclass(frozen=True)
+class Error:
+    """The calibration error of a cell in percent, and what chance alone would make of it."""
+
+    found: Summary
+    by_chance: float
+
+
+def errors_of(column: Column) -> dict[str, Error]:
+    """Return the calibration error of every complete cell."""
+    return {
+        row: Error(over_seeds(cell, ece), over_seeds(cell, ece_by_chance).mean)
+        for row, cell in column.complete.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -161,6 +173,11 @@ def accuracy(record: Record) -> float:
 def ece(record: Record) -> float:
     """Return the expected calibration error in percent."""
     return 100 * record.ece
+
+
+def ece_by_chance(record: Record) -> float:
+    """Return the calibration error, in percent, to expect were confidence exactly the chance to be right."""
+    return 100 * chance_ece(record.reliability)
 
 
 def seconds_per_image(record: Record) -> float:

@@ -1,5 +1,6 @@
 """What the page of a benchmark says, section by section: cells to printed texts, without any markup."""
 
+import math
 from dataclasses import dataclass
 
 from vicinal.benchmarks.metric import METRICS
@@ -59,6 +60,7 @@ class Table:
     has_paper: bool
     has_paper_gain: bool
     has_unfinished: bool
+    note: str  # what to know of its figures besides; empty without
 
     @property
     def measured_lines(self) -> list[Line]:
@@ -91,6 +93,7 @@ def table_of(column: Column, board: Board, cited: frozenset[str]) -> Table:
         has_paper=any(line.cell.paper for line in lines),
         has_paper_gain=any(line.cell.paper_to_reference for line in lines),
         has_unfinished=any(line.cell.unfinished for line in lines),
+        note=_by_chance(column) if column.metric == "ece" else "",
     )
 
 
@@ -98,6 +101,16 @@ def heading(metric: str) -> str:
     """Return a metric with its unit."""
     name = {"ece": "ECE", "nll": "NLL", "brier": "Brier score"}.get(metric, metric.replace("_", " "))
     return f"{name}, {METRICS[metric].unit}" if METRICS[metric].unit else name
+
+
+def _by_chance(column: Column) -> str:
+    """Return how large a column's calibration errors would be by chance alone; empty where nobody can say."""
+    levels = [one.by_chance for one in series.errors_of(column).values() if math.isfinite(one.by_chance)]
+    if not levels:
+        return ""
+    low, high = number(min(levels), 1), number(max(levels), 1)
+    between = f"{low}%" if low == high else f"{low} to {high}%"
+    return f"A row that was right exactly as often as it is sure would still have {between} by chance."
 
 
 def anchor(board: Board, column: Column, row: str) -> str:
