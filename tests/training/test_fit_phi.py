@@ -175,10 +175,11 @@ def evidence_of(lessons: Sequence[Lesson], decay: float) -> Tensor:
     return torch.cat(rows)
 
 
-def test_scale_and_range_are_those_of_the_evidence() -> None:
+@pytest.mark.parametrize("batch", [BATCH, 50])
+def test_scale_and_range_are_those_of_the_evidence(batch: int) -> None:
     # After one epoch the last labels are those of the start, where phi says what the model says.
-    phi = fit_phi(LESSONS, replace(CONFIG, epochs=1), 0)
-    numbers = evidence_of(LESSONS, CONFIG.decay)
+    phi = fit_phi(LESSONS, replace(CONFIG, epochs=1, batch_size=batch), 0)
+    numbers = evidence_of(LESSONS, CONFIG.decay ** (BATCH / batch))  # lessons of smaller batches forget less
     torch.testing.assert_close(phi.location, numbers.mean(0), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(phi.scale, numbers.std(0) + 1e-3, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(phi.low, numbers.amin(0), rtol=1e-4, atol=1e-4)

@@ -7,8 +7,10 @@ from vicinal.adapters.vnl_settings import VOTES, VnlSettings
 from vicinal.functional.memory import empty_memory
 from vicinal.functional.neighbors import voted_labels
 from vicinal.models.inference import StreamInferenceNet
+from vicinal.training.config import OutOfFoldConfig
+from vicinal.training.fit_phi import fit_phi
 from vicinal.training.left_out import Lesson
-from vicinal.training.predictors import label_lesson, vote_lesson
+from vicinal.training.predictors import After, by_labels, label_lesson, vote_lesson
 from vicinal.types import Crowd, Head
 
 
@@ -58,6 +60,27 @@ def test_an_unfitted_phi_says_what_the_model_says() -> None:
     torch.testing.assert_close(
         label_lesson(StreamInferenceNet(reference_batch=8), lesson), lesson.logits.softmax(-1).flatten(0, 1)
     )
+
+
+@pytest.mark.parametrize("domains", [("a", "a", "b", "b"), ("a", "b", "c", "a")])
+def test_labels_are_by_a_phi_that_saw_nothing_of_their_domain(domains: tuple[str, ...]) -> None:
+    lessons = [make_lesson(seed=seed) for seed in range(len(domains))]
+    config = OutOfFoldConfig(batch_size=8, epochs=8, hidden=6)
+    draws = VnlSettings().num_samples
+    found = by_labels(After(lessons, lessons, domains), config, 3)
+    for index, domain in enumerate(domains):
+        others = [lesson for lesson, other in zip(lessons, domains, strict=True) if other != domain]
+        expected = label_lesson(fit_phi(others, config, 3), lessons[index], draws)
+        torch.testing.assert_close(found[index], expected)
+        everything = label_lesson(fit_phi(lessons, config, 3), lessons[index], draws)
+        assert (found[index] - everything).abs().max() > 1e-3, "its own streams would have told"
+
+
+def test_where_one_domain_was_left_out_its_own_streams_are_all_there_is() -> None:
+    lessons = [make_lesson(seed=seed) for seed in range(2)]
+    config = OutOfFoldConfig(batch_size=8, epochs=2, hidden=6)
+    expected = label_lesson(fit_phi(lessons, config, 0), lessons[1], VnlSettings().num_samples)
+    torch.testing.assert_close(by_labels(After(lessons, lessons, ["a", "a"]), config, 0)[1], expected)
 
 
 def all_before(z: torch.Tensor, y: torch.Tensor, step: int) -> Crowd:

@@ -319,7 +319,7 @@ def read(phi: StreamInferenceNet, z: Tensor, logits: Tensor, head: Head, memory:
     mean, after = torch.empty_like(head.weight), StreamMemory(*(torch.empty_like(part) for part in memory))
     spread, bias, trust = (torch.empty_like(head.bias) for _ in range(3))
     scratch = [z.new_empty(count) for count in (images * classes, images, features, features)]
-    decay = constant(phi.decay ** (images / phi.reference_batch), z.device)
+    decay = constant(phi.decay_of(images), z.device)
     given = [z, logits, *head, *memory, phi.packed(), decay]
     sizes = [images, classes, features, phi.shape["hidden"], phi.rounds]
     with on(z.device):

@@ -131,7 +131,11 @@ class StreamInferenceNet(nn.Module):
 
     def step_memory(self, memory: StreamMemory, z: Tensor, y: Tensor) -> StreamMemory:
         """Return the memory after a batch with labels y; decay is by images, so batch sizes may vary."""
-        return remember(memory, batch_memory(z, y), self.decay ** (z.shape[-2] / self.reference_batch))
+        return remember(memory, batch_memory(z, y), self.decay_of(z.shape[-2]))
+
+    def decay_of(self, images: int) -> float:
+        """Return the part of the memory that stays when so many images arrive."""
+        return self.decay ** (images / self.reference_batch)
 
     def forward(
         self, z: Tensor, logits: Tensor, head: Head, memory: StreamMemory

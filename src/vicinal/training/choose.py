@@ -129,7 +129,7 @@ def _told(
     seed: int,
 ) -> list[tuple[Row, list[Tensor]]]:
     """Return how everyone does who may predict after the updates of a rule, with what they say; own first."""
-    after = After([played.lesson for played in plays], still)
+    after = After([played.lesson for played in plays], still, [stream.domain for stream in streams])
     made = [(own, [played.probabilities for played in plays])]
     for name in config.predictors:
         if name in PREDICTORS:

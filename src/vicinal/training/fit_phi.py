@@ -38,7 +38,7 @@ def fit_phi(lessons: Sequence[Lesson], config: OutOfFoldConfig, seed: int) -> St
         phi = StreamInferenceNet(config.hidden, config.rounds, config.decay, config.batch_size).to(
             generator.device
         )
-    courses = _courses(lessons, phi.decay)
+    courses = _courses(lessons, phi)
     steps = sum(len(lesson.z) for lesson in lessons)
     _set_scale(phi, courses)
     optimizer = torch.optim.Adam(phi.parameters(), lr=config.fit_lr)
@@ -50,14 +50,14 @@ def fit_phi(lessons: Sequence[Lesson], config: OutOfFoldConfig, seed: int) -> St
             w, _ = phi(whole.z, whole.logits, whole.head, course.memory)
             loss = variational_loss(phi, whole, course.memory, w, config, generator)
             (len(whole.z) / steps * loss).backward()  # type: ignore[no-untyped-call]
-            _remember(course, neighbor_labels(whole.z, w, 0).detach(), phi.decay)
+            _remember(course, neighbor_labels(whole.z, w, 0).detach(), phi)
         optimizer.step()
         schedule.step()
     _set_range(phi, courses)
     return phi.eval()
 
 
-def _courses(lessons: Sequence[Lesson], decay: float) -> list[Course]:
+def _courses(lessons: Sequence[Lesson], phi: StreamInferenceNet) -> list[Course]:
     """Return the lessons by the shape of their batches, classes and features."""
     shapes: dict[tuple[torch.Size, torch.Size], list[Lesson]] = {}
     for lesson in lessons:
@@ -66,12 +66,17 @@ def _courses(lessons: Sequence[Lesson], decay: float) -> list[Course]:
     for alike in shapes.values():
         whole, lengths = concatenate(alike), [len(lesson.z) for lesson in alike]
         y = whole.logits.softmax(-1)
-        made.append(Course(whole, lengths, y, memories(whole.z, y, lengths, decay)))
+        made.append(Course(whole, lengths, y, _memories(phi, whole.z, y, lengths)))
     return made
 
 
-def _remember(course: Course, y: Tensor, decay: float) -> None:
-    course.y, course.memory = y, memories(course.whole.z, y, course.lengths, decay)
+def _remember(course: Course, y: Tensor, phi: StreamInferenceNet) -> None:
+    course.y, course.memory = y, _memories(phi, course.whole.z, y, course.lengths)
+
+
+def _memories(phi: StreamInferenceNet, z: Tensor, y: Tensor, lengths: Sequence[int]) -> StreamMemory:
+    # A domain of fewer images than a batch makes smaller batches, after which less is forgotten.
+    return memories(z, y, lengths, phi.decay_of(z.shape[-2]))
 
 
 def variational_loss(

@@ -24,28 +24,31 @@ class After:
 
     lessons: Sequence[Lesson]
     still: Sequence[Lesson]
+    domains: Sequence[str]  # which each stream is of
 
 
 def by_labels(after: After, config: OutOfFoldConfig, seed: int) -> list[Tensor]:
-    """Return label predictions of every stream by a phi that was fitted on the other half of the streams."""
-    lessons = after.lessons
-    halves = [list(range(start, len(lessons), 2)) for start in (0, 1)]
-    outputs: dict[int, Tensor] = {}
-    for mine, others in (halves, halves[::-1]):
-        if not others:
-            others = mine
-        phi = fit_phi([lessons[index] for index in others], config, seed)
-        outputs |= {index: label_lesson(phi, lessons[index]) for index in mine}
-    return [outputs[index] for index in range(len(lessons))]
+    """Return label predictions of every stream by a phi that was fitted on all streams of other domains.
+
+    What phi has to be good for is a domain that neither it nor the model ever saw. Draws of w are as many as
+    `vnl` takes.
+    """
+    every = list(zip(after.domains, after.lessons, strict=True))
+    phis: dict[str, StreamInferenceNet] = {}
+    for domain in dict.fromkeys(after.domains):
+        others = [lesson for name, lesson in every if name != domain]
+        phis[domain] = fit_phi(others or after.lessons, config, seed)  # one domain has none to learn from
+    draws = VnlSettings().num_samples
+    return [label_lesson(phis[domain], lesson, draws) for domain, lesson in every]
 
 
 @torch.no_grad()
-def label_lesson(phi: StreamInferenceNet, lesson: Lesson) -> Tensor:
+def label_lesson(phi: StreamInferenceNet, lesson: Lesson, num_samples: int = 0) -> Tensor:
     """Return the labels phi gives online along a recorded stream (M, C)."""
     labeler = StreamLabeler(phi, first_head(lesson))
     generator = torch.Generator(device=lesson.z.device).manual_seed(0)
     steps = zip(lesson.z, lesson.logits, lesson.head.weight, lesson.head.bias, strict=True)
-    return torch.cat([labeler(z, logits, Head(w, b), 0, generator) for z, logits, w, b in steps])
+    return torch.cat([labeler(z, logits, Head(w, b), num_samples, generator) for z, logits, w, b in steps])
 
 
 def by_neighbors(after: After, config: OutOfFoldConfig, seed: int) -> list[Tensor]:
