@@ -9,7 +9,7 @@ import torch
 import vicinal.adapters  # noqa: F401  fills the registry
 from vicinal.adapters.export import program, save_onnx, save_program
 from vicinal.adapters.guard import Guarded
-from vicinal.adapters.methods import adapt
+from vicinal.adapters.methods import METHODS, adapt
 from vicinal.adapters.statistics import KINDS
 from vicinal.errors import AdapterError
 
@@ -32,6 +32,23 @@ def test_it_says_what_the_adapter_said_last(make_source: Any, images: Any, kind:
     assert all(torch.equal(value, before[name]) for name, value in adapter.model.state_dict().items())
     # Frozen: an image is predicted as it would be in any other company.
     torch.testing.assert_close(module(images(6, seed=1)[:2]), again[:2])
+
+
+# These predict by what stays with the adapter, or anew for every image; three need heads of their training.
+OTHERS = {"labels", "lame", "memo", "single_sample", "t3a", "tast", "tast_bn", "ttt", "ttt_pp"}
+TRAINED_AS = {"neighbor": "neighbor", "vnl_paper": "meta"}
+
+
+@pytest.mark.parametrize("kind", ["batch", "stream"])
+@pytest.mark.parametrize("method", sorted({*METHODS} - OTHERS))
+def test_it_is_the_model_that_predicts(make_source: Any, images: Any, method: str, kind: str) -> None:
+    """Such as the teacher, where there is one."""
+    source = make_source(TRAINED_AS.get(method, "erm"))
+    adapter = adapt(source, method, statistics=kind, predict="own", lr=1e-2)
+    for seed in range(12):
+        logits = adapter(images(12, seed=seed))
+    module = adapter.export(images(12, seed=11) if kind == "batch" else None)
+    torch.testing.assert_close(module(images(12, seed=11)), logits)
 
 
 @pytest.mark.parametrize("kind", ["batch", "blend"])

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import vicinal.adapters.sar  # noqa: F401  registers the method
 from vicinal.adapters.methods import METHODS, adapt
+from vicinal.adapters.snapshots import scale_step
 from vicinal.errors import AdapterError, ConfigError
 
 CLOSE = {"rtol": 1e-7, "atol": 1e-7}
@@ -158,6 +159,18 @@ def test_a_collapsed_model_is_the_source_again_and_the_stream_goes_on(make_sourc
     assert not torch.equal(random, before)
     assert float(adapter.loss_average) == -1
     assert not adapter.optimizer.state
+
+
+def test_what_was_made_of_its_steps_stays_through_a_recovery(make_source: Any, images: Any) -> None:
+    """Steps that a guard has shortened are not long again, nor those that a horizon shortens."""
+    adapter = adapt(sharp(make_source(), 50.0), "sar", margin=0.9, recovery=0.5, horizon=20.0)
+    full = adapter.optimizer.param_groups[0]["lr"]
+    scale_step(adapter, 0.5)
+    for count in (1, 2):
+        adapter(images(6, count))
+        assert adapter.optimizer.param_groups[0]["lr"] == full / 2
+        assert float(adapter.step_share()) == pytest.approx(20 / (20 + 6 * count))
+    assert float(adapter.loss_average) == -1, "it has recovered"
 
 
 def test_excluded_layers_stay(make_source: Any, images: Any) -> None:

@@ -47,6 +47,7 @@ def test_no_temperature_at_all_is_refused(temperature: Any, make_source: MakeSou
         ("soft", {"lr": 1e-3}, False),
         ("soft", {"lr": 1e-4}, True),
         ("soft", {"predict": "own"}, True),
+        ("soft", {"predict": "after"}, True),
         ("vnl", {"seed": 3}, True),
         ("vnl", {"lr": 1e-3}, False),
         ("vnl", {"update": "none"}, False),

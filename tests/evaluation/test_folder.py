@@ -98,10 +98,28 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: p
     assert path.read_text() == "old"
 
 
+@pytest.mark.parametrize("method", ["soft", "tent", "cotta"])
+def test_the_adapted_model_predicts_as_the_adapter_did(method: str, source: Trained, folder: Path) -> None:
+    adapter = adapt(source, method, lr=1e-2, predict="own")
+    result = predict_folder(adapter, source, folder, 3)
+    model = adapted(source, adapter, result.last).model
+    names = [line.path for line in result.predictions[-3:]]
+    x = torch.stack([torch.from_numpy(np.asarray(Image.open(folder / name)) / 255) for name in names])
+    p = model(x.permute(0, 3, 1, 2).float()).softmax(-1).amax(-1)
+    assert p.tolist() == pytest.approx([line.probability for line in result.predictions[-3:]], abs=1e-4)
+
+
+def test_statistics_settle_on_a_batch_that_was_not_cut_short(source: Trained, folder: Path) -> None:
+    result = predict_folder(adapt(source, "bn"), source, folder, 4)
+    names = [line.path for line in result.predictions]
+    expected = torch.stack([torch.from_numpy(np.array(Image.open(folder / name))) for name in names[:4]])
+    assert torch.equal(result.last.permute(0, 2, 3, 1), expected)
+
+
 def test_the_adapted_model_has_the_adapter_s_weights(source: Trained, folder: Path) -> None:
     adapter = adapt(source, "soft", lr=1e-2)
-    predict_folder(adapter, source, folder, 3)
-    after = adapted(source, adapter)
+    result = predict_folder(adapter, source, folder, 3)
+    after = adapted(source, adapter, result.last)
     assert after.provenance == {"adapted_steps": 2}
     assert torch.equal(after.model.head.weight, adapter.model.head.weight)
     assert not torch.equal(after.model.head.weight, source.model.head.weight)

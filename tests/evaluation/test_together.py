@@ -8,6 +8,7 @@ import torch
 
 import vicinal.adapters  # noqa: F401  fills the registry
 from vicinal.adapters.methods import METHODS, adapt
+from vicinal.adapters.statistics import KINDS
 from vicinal.checkpoint import Trained
 from vicinal.data.augment import Augment
 from vicinal.data.streams import Stream
@@ -54,7 +55,7 @@ def test_these_methods_leave_their_model_as_it_is() -> None:
     assert STILL == ["bn", "erm", "labels", "lame", "t3a", "tast"]
 
 
-@pytest.mark.parametrize("statistics", ["source", "batch", "blend", "stream"])
+@pytest.mark.parametrize("statistics", KINDS)
 def test_they_predict_as_each_does_alone(
     source: Trained, stream: Stream, count: list[int], statistics: str
 ) -> None:
@@ -67,7 +68,7 @@ def test_they_predict_as_each_does_alone(
     passes = Passes([pass_of(made(method)) for method in STILL], stream)
     for method, expected in zip(STILL, alone, strict=True):
         assert torch.equal(passes.run(made(method)).probabilities, expected), method
-    assert count[0] == len(stream)
+    assert count[0] == len(stream) * (len(STILL) if statistics == "balanced" else 1)
 
 
 def test_only_what_is_equal_is_shared(source: Trained, stream: Stream, count: list[int]) -> None:

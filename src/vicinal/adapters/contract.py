@@ -268,6 +268,11 @@ class Adapter(nn.Module, ABC):
 
         save_adapter(path, self)
 
+    @property
+    def predictor(self) -> tuple[Classifier | Wrapped, NormStatistics]:
+        """The model whose output predicts, and its statistics: where a method has a teacher, the teacher."""
+        return self.model, self.norm
+
     def export(self, x: Tensor | None = None) -> nn.Module:
         """Return the adapted model alone, frozen; per-batch statistics need a batch x to be settled on."""
         from vicinal.adapters.export import frozen

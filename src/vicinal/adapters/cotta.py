@@ -9,13 +9,15 @@ from torch import Tensor
 from vicinal.adapters.contract import Adapter, Predict, Settings
 from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import optimizer_for, take_step
-from vicinal.adapters.statistics import StatisticsConfig
+from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
 from vicinal.adapters.teacher import STRONG_VIEW, Follower, report
 from vicinal.checkpoint import Trained
 from vicinal.data.augment import Augment
 from vicinal.data.augmix import AugMix
 from vicinal.errors import ConfigError
 from vicinal.functional.losses import soft_cross_entropy
+from vicinal.models.classifier import Classifier
+from vicinal.models.wrap import Wrapped
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,11 @@ class Cotta(Adapter):
         self.teacher = Follower(self.model, self.settings.statistics, self.norm)
         self.anchor = Follower(self.model, self.settings.statistics, self.norm)
         self.optimizer = optimizer_for(self)
+
+    @property
+    def predictor(self) -> tuple[Classifier | Wrapped, NormStatistics]:
+        """The teacher and its statistics."""
+        return self.teacher.model, self.teacher.norm
 
     def adapt(self, x: Tensor) -> Tensor:
         """Update by the teacher's labels and let it follow; return its labels or its later word."""

@@ -17,17 +17,18 @@ LATEST = 18  # ONNX operator set
 
 
 def frozen(adapter: Adapter, x: Tensor | None = None) -> nn.Module:
-    """Return a copy of the adapted model in evaluation mode that takes images and returns logits (N, C).
+    """Return a copy of the model that predicts, in evaluation mode: it takes images, returns logits (N, C).
 
     A model on batch or blended statistics normalizes each batch by itself; a frozen one cannot, so its
     statistics are settled on the images x. The adapter is left as it is.
     """
-    if adapter.norm.per_batch and x is None:
+    predictor = adapter.predictor
+    if predictor[1].per_batch and x is None:
         raise AdapterError(
             f"statistics of kind '{adapter.settings.statistics.kind}' are each batch's own: pass images to "
             "settle them on, as in adapter.export(images)"
         )
-    model, norm = copy.deepcopy((adapter.model, adapter.norm))
+    model, norm = copy.deepcopy(predictor)
     if norm.per_batch and x is not None:
         norm.begin()
         norm.freeze(model, adapter.checked(x))

@@ -66,9 +66,12 @@ def configure(defaults: Settings, options: dict[str, Any]) -> Settings:
         raise ConfigError(f"unknown option {', '.join(unknown)}: choose from {', '.join(sorted(known))}")
     if isinstance(options.get("statistics"), str):
         options = {**options, "statistics": replace(defaults.statistics, kind=options["statistics"])}
-    if options.get("predict") == "after":
-        options = {**options, "predict": "own"}
-    return replace(defaults, **options)
+    return replace(defaults, **_by_name(options))
+
+
+def _by_name(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options in which what has two names goes by one."""
+    return {**options, "predict": "own"} if options.get("predict") == "after" else options
 
 
 def told(settings: Settings) -> dict[str, Any]:
@@ -108,7 +111,7 @@ def adapt(
     it is unless `inplace`. Options override what was chosen on left-out source domains, which overrides the
     method's own defaults; another step size than the chosen one is taken as it is given.
     """
-    entry = METHODS[method]
+    entry, options = METHODS[method], _by_name(options)
     trained = source if isinstance(source, Trained) else bare(source, features, head)
     if isinstance(source, Trained) and (features or head):
         raise ConfigError("features and head are for models of your own: a trained one knows its layers")

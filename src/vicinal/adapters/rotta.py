@@ -101,6 +101,11 @@ class Rotta(Adapter):
         self.teacher = Follower(self.model, self.settings.statistics, self.norm)
         self.optimizer = optimizer_for(self)
 
+    @property
+    def predictor(self) -> tuple[Classifier | Wrapped, NormStatistics]:
+        """The teacher and its statistics."""
+        return self.teacher.model, self.teacher.norm
+
     def adapt(self, x: Tensor) -> Tensor:
         """Predict by the teacher, remember the batch, update whenever enough images have come."""
         if not self._robust:

@@ -314,7 +314,7 @@ def adapt_command(
         )
     write_predictions(out_dir / "predictions.csv", result.predictions)
     if save_model:
-        save(out_dir / "model.safetensors", adapted(trained, adapter))
+        save(out_dir / "model.safetensors", adapted(trained, adapter, result.last))
     list_bad(result.bad)
     if guarded is not None:
         out.print(guarded.report(), style="yellow" if guarded.events else "dim", markup=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from vicinal.adapters.contract import Adapter
+from vicinal.adapters.export import frozen
 from vicinal.adapters.guard import Guarded
 from vicinal.checkpoint import Trained
 from vicinal.data.files import list_images, printable
@@ -37,6 +38,7 @@ class FolderResult:
 
     predictions: list[Prediction]
     bad: list[str]
+    last: Tensor  # images of the last batch that was not cut short, for statistics to be settled on
 
 
 def predict_folder(
@@ -55,6 +57,7 @@ def predict_folder(
     paths = list_images(folder)
     predictions: list[Prediction] = []
     bad: list[str] = []
+    last: Tensor | None = None
     for start in range(0, len(paths), batch_size):
         part = paths[start : start + batch_size]
         fed = trained.preprocessing
@@ -63,11 +66,12 @@ def predict_folder(
         if kept:
             names = [printable(part[index].relative_to(folder)) for index in kept]
             predictions += _predict(adapter, images, names, trained.classes)
+            last = images if last is None or len(images) >= len(last) else last
         if progress is not None:
             progress(start + len(part), len(paths))
-    if not predictions:
+    if last is None:
         raise DataError(f"{folder}: none of its {len(paths)} images could be read")
-    return FolderResult(predictions, bad)
+    return FolderResult(predictions, bad, last)
 
 
 def _predict(
@@ -101,8 +105,12 @@ def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
         part.unlink(missing_ok=True)
 
 
-def adapted(trained: Trained, adapter: Adapter) -> Trained:
-    """Return the trained model with the weights and statistics an adapter has arrived at."""
-    assert isinstance(adapter.model, Classifier)
+def adapted(trained: Trained, adapter: Adapter, images: Tensor) -> Trained:
+    """Return the trained model with the weights and statistics an adapter has arrived at.
+
+    Statistics that are each batch's own are settled on the images.
+    """
+    model = frozen(adapter, to_float(images, next(adapter.model.parameters()).device))
+    assert isinstance(model, Classifier)
     facts = {**trained.provenance, "adapted_steps": adapter.steps_taken}
-    return replace(trained, model=adapter.model, provenance=facts)
+    return replace(trained, model=model, provenance=facts)

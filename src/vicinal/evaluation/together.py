@@ -57,8 +57,11 @@ def pass_of(adapter: Adapter) -> Key | None:
     """Return what the pass of an adapter depends on besides the stream; None where nobody else may run it.
 
     A step that is recorded on a GPU is one piece, and what is left of it would take longer than all of it.
+    Balanced statistics follow what a method itself predicted.
     """
     settings = adapter.settings
+    if settings.statistics.kind == "balanced":
+        return None
     plain = settings.augment is None and not settings.episodic and not isinstance(adapter.model, Wrapped)
     recorded = adapter.records and next(adapter.model.parameters()).is_cuda
     return (settings.statistics, settings.precision) if adapter.still and plain and not recorded else None
