@@ -232,6 +232,23 @@ def test_a_resume_with_another_backbone_is_refused_in_one_line(
         )
 
 
+@pytest.mark.parametrize("change", [{"size": 16}, {"std": (0.1,)}, {"fit": "squash"}])
+def test_a_resume_with_other_images_is_refused_in_one_line(
+    change: dict[str, Any], spec: ModelSpec, make_sources: MakeSources, make_run: MakeRun, stopped: Path
+) -> None:
+    other = replace(spec, preprocessing=replace(spec.preprocessing, **change))
+    with pytest.raises(ConfigError, match=f"{next(iter(change))} was .* and is now"):
+        train_model(other, make_sources(), CONFIG, make_run(stopped, resume=True), {})
+
+
+def test_a_resume_with_other_data_options_is_refused_in_one_line(
+    spec: ModelSpec, make_sources: MakeSources, make_run: MakeRun, stopped: Path
+) -> None:
+    moved = {"data_options": {"test": 5}, "dataset": "elsewhere"}
+    with pytest.raises(ConfigError, match=r"data_options was None and is now \{'test': 5\}"):
+        train_model(spec, make_sources(), CONFIG, make_run(stopped, resume=True), moved)
+
+
 def test_a_resume_with_other_sources_is_refused(
     spec: ModelSpec, make_sources: MakeSources, make_run: MakeRun, stopped: Path
 ) -> None:

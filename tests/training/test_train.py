@@ -18,8 +18,8 @@ from vicinal.data.domains import Domain, DomainSet, Roles, SourceDomain, assign_
 from vicinal.errors import ConfigError, TrainingError, UnknownNameError
 from vicinal.models.backbones import preprocessing_for
 from vicinal.training.config import OutOfFoldConfig, TrainConfig
-from vicinal.training.progress import Silent
-from vicinal.training.train import ModelSpec, derived_seed, placed, train
+from vicinal.training.progress import Silent, StopRequest
+from vicinal.training.train import ModelSpec, Run, derived_seed, left_out_fold, placed, train
 
 MakeSources = Callable[..., list[SourceDomain]]
 TensorsOf = Callable[[Trained], dict[str, Tensor]]
@@ -104,8 +104,10 @@ def test_the_saved_file_gives_the_same_logits_and_the_same_adaptation(
 
 def test_every_left_out_model_is_on_disk(trained: Trained, folder: Path) -> None:
     for angle in (0, 30, 60):
-        left_out = load(folder / "left_out" / f"without-{angle}")
-        assert left_out.provenance["sources"] == [str(other) for other in (0, 30, 60) if other != angle]
+        rest = [str(other) for other in (0, 30, 60) if other != angle]
+        (path,) = (folder / "left_out").glob(f"on-{'-'.join(rest)}-*")
+        left_out = load(path)
+        assert left_out.provenance["sources"] == rest
         assert left_out.config["train"]["seed"] != CONFIG.seed
 
 
@@ -131,11 +133,12 @@ def test_a_run_resumed_after_two_left_out_models_ends_the_same(
     tensors_of: TensorsOf,
     same_tensors: SameTensors,
 ) -> None:
-    with pytest.raises(TrainingError, match=r"stopped at iteration 10 of 12.*without-60"):
+    with pytest.raises(TrainingError, match=r"stopped at iteration 10 of 12.*on-0-30-"):
         train(digits_spec, roles.sources, CONFIG, CHOOSING, folder=tmp_path, progress=InterruptIn(3))
     assert not (tmp_path / "model.safetensors").exists()
-    done = sorted(path.parent.name for path in tmp_path.glob("left_out/*/model.safetensors"))
-    assert done == ["without-0", "without-30"]
+    finished = tmp_path.glob("left_out/*/model.safetensors")
+    done = sorted(path.parent.name.rsplit("-", 1)[0] for path in finished)
+    assert done == ["on-0-60", "on-30-60"]
     progress = InterruptIn(None)
     resumed = train(
         digits_spec, roles.sources, CONFIG, CHOOSING, folder=tmp_path, resume=True, progress=progress
@@ -319,6 +322,19 @@ def test_two_sources_are_enough_for_the_default_algorithm(digits_spec: ModelSpec
     assert train(digits_spec, roles.sources[:2], CONFIG, CHOOSING).predict_phi is not None
 
 
+def test_left_out_models_of_other_images_are_not_taken_for_these(
+    spec: ModelSpec, make_sources: MakeSources, tmp_path: Path
+) -> None:
+    """Whatever they are fed makes another model, also where a run goes on."""
+    config, sources = TrainConfig(algorithm="erm", iterations=2, batch_size=6), make_sources(2, 32, 8)
+    run = Run(tmp_path, Silent(), StopRequest(), torch.device("cpu"), resume=True)
+    sharper = replace(spec, preprocessing=replace(spec.preprocessing, std=(0.1,)))
+    for fed in (spec, sharper, spec):
+        fold = left_out_fold(fed, sources, (0,), config, run)
+        assert fold.trained.preprocessing == fed.preprocessing
+    assert len(list(tmp_path.glob("left_out/on-*"))) == 2
+
+
 def test_left_out_models_may_train_for_shorter(
     spec: ModelSpec, make_sources: MakeSources, tmp_path: Path
 ) -> None:
@@ -327,5 +343,5 @@ def test_left_out_models_may_train_for_shorter(
     )
     config = TrainConfig(algorithm="erm", iterations=6, batch_size=6)
     trained = train(spec, make_sources(2, train=32, val=8), config, out_of_fold, folder=tmp_path)
-    left_out = [load(folder) for folder in sorted((tmp_path / "left_out").iterdir())]
+    left_out = [load(folder) for folder in sorted((tmp_path / "left_out").glob("on-*"))]
     assert [model.config["train"]["iterations"] for model in (trained, *left_out)] == [6, 3, 3]

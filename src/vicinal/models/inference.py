@@ -135,7 +135,7 @@ class StreamInferenceNet(nn.Module):
 
     def decay_of(self, images: int) -> float:
         """Return the part of the memory that stays when so many images arrive."""
-        return self.decay ** (images / self.reference_batch)
+        return math.pow(self.decay, images / self.reference_batch)
 
     def forward(
         self, z: Tensor, logits: Tensor, head: Head, memory: StreamMemory

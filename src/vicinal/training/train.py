@@ -21,13 +21,12 @@ from vicinal.models.classifier import Classifier
 from vicinal.models.inference import InferenceNet
 from vicinal.training import algorithms
 from vicinal.training.choose import choose_rule
-from vicinal.training.config import OutOfFoldConfig, TrainConfig, as_dict, identity, lasting
+from vicinal.training.config import OutOfFoldConfig, TrainConfig, as_dict, identity
 from vicinal.training.fisher import validation_fisher
 from vicinal.training.learner import ALGORITHMS, make_learner
 from vicinal.training.left_out import Fold, LeftOutStream, folds, left_out_streams
 from vicinal.training.loop import run_stage
 from vicinal.training.progress import Progress, Silent, StopRequest, stop_on_interrupt
-from vicinal.training.state import same_config
 
 __all__ = ["ModelSpec", "algorithms", "train", "train_model"]
 
@@ -107,6 +106,16 @@ def untrained(spec: ModelSpec, config: TrainConfig, device: torch.device) -> tup
     return model, phi
 
 
+def resumable(spec: ModelSpec, provenance: dict[str, Any]) -> dict[str, Any]:
+    """Return what else a run must have been started with that goes on, as plain values.
+
+    Not where the data lie: a folder may be moved.
+    """
+    fed = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(spec.preprocessing).items()}
+    shape = {"backbone": spec.backbone, "weights": spec.weights, "classes": list(spec.classes)}
+    return {**shape, **fed, **{name: provenance.get(name) for name in ("data_seed", "data_options")}}
+
+
 def train_model(
     spec: ModelSpec,
     sources: Sequence[SourceDomain],
@@ -122,9 +131,9 @@ def train_model(
     seconds = 0.0
     for stage in stages:
         learner = make_learner(model, phi, stage, config, derived_seed(config.seed, stage.name))
-        shape = {"backbone": spec.backbone, "weights": spec.weights, "classes": list(spec.classes)}
+        same = resumable(spec, provenance)
         best = run_stage(
-            stage, learner, sources, run.folder, run.progress, run.stop, resume=run.resume, facts=shape
+            stage, learner, sources, run.folder, run.progress, run.stop, resume=run.resume, facts=same
         )
         seconds += learner.seconds
         if not stage.fixed_model:
@@ -221,14 +230,15 @@ def left_out_fold(
     rest = [source for position, source in enumerate(sources) if position not in without]
     name = "without-" + "-".join(source.name for source in left_out)
     config = replace(config, seed=derived_seed(config.seed, "on-" + "-".join(source.name for source in rest)))
-    folder = None if run.folder is None else run.folder / "left_out" / name
-    if run.left_out is None:
-        return Fold(_left_out_model(spec, rest, config, replace(run, folder=folder), name), left_out)
+    where = run.left_out or (run.folder and run.folder / "left_out")
+    if where is None:
+        return Fold(_left_out_model(spec, rest, config, run, name), left_out)
     facts = {name: (provenance or {}).get(name) for name in ("dataset", "data_seed", "data_options")}
-    folder = run.left_out / _shared_name(spec, rest, config, facts)
-    run.left_out.mkdir(parents=True, exist_ok=True)
+    folder = where / _left_out_name(spec, rest, config, facts)
+    resume = run.resume or run.left_out is not None
+    where.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock"), timeout=-1 if wait else 0):
-        model = _left_out_model(spec, rest, config, replace(run, folder=folder, resume=True), name)
+        model = _left_out_model(spec, rest, config, replace(run, folder=folder, resume=resume), name)
         for pattern in ("state-*", ".*.part"):  # a finished model needs nothing of the way to it
             for path in folder.glob(pattern):
                 path.unlink()
@@ -240,11 +250,7 @@ def _left_out_model(
 ) -> Trained:
     folder = run.folder
     if run.resume and folder is not None and (folder / "model.safetensors").exists():
-        trained = load(folder, run.device)
-        wanted = {**lasting(config), "backbone": spec.backbone, "sources": [source.name for source in rest]}
-        stored = {**trained.config["train"], "backbone": trained.backbone, **trained.provenance}
-        same_config(folder, stored, wanted)
-        return trained
+        return load(folder, run.device)
     run.progress.note(f"left-out model {name}")
     trained = train_model(spec, rest, config, run, {})
     if folder is not None:
@@ -252,7 +258,7 @@ def _left_out_model(
     return trained
 
 
-def _shared_name(
+def _left_out_name(
     spec: ModelSpec, rest: Sequence[SourceDomain], config: TrainConfig, facts: dict[str, Any]
 ) -> str:
     """Return a name that says what a left-out model was trained on, and tells apart all that differ."""
