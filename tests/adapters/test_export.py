@@ -34,6 +34,25 @@ def test_it_says_what_the_adapter_said_last(make_source: Any, images: Any, kind:
     torch.testing.assert_close(module(images(6, seed=1)[:2]), again[:2])
 
 
+@pytest.mark.parametrize("images_before", [0, 6])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_image_at_a_time_runs_on_what_the_stream_left(
+    make_source: Any, images: Any, kind: str, images_before: int
+) -> None:
+    adapter = adapt(make_source(), "soft", statistics=kind, lr=1e-2)
+    if images_before:
+        adapter(images(images_before))
+    for seed in range(1, 4):
+        logits = adapter(images(1, seed=seed))
+    module = adapter.export(images(1, seed=3) if kind in ("batch", "blend") else None)
+    torch.testing.assert_close(module(images(1, seed=3)), logits)
+    if kind in ("batch", "blend"):  # a batch in between does not run on the stream
+        adapter(images(6, seed=8))
+        before = adapter.norm.seen.clone()
+        assert adapter.export(images(1, seed=3))(images(1, seed=3)).isfinite().all()
+        assert adapter.norm.seen == before
+
+
 # These predict by what stays with the adapter, or anew for every image; three need heads of their training.
 OTHERS = {"labels", "lame", "memo", "single_sample", "t3a", "tast", "tast_bn", "ttt", "ttt_pp"}
 TRAINED_AS = {"neighbor": "neighbor", "vnl_paper": "meta"}

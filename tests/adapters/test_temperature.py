@@ -65,6 +65,15 @@ def test_a_chosen_one_goes_with_the_rule_it_was_chosen_for(
     assert found == (1.7 if kept else options.get("output_temperature", 1.0))
 
 
+@pytest.mark.parametrize("name", ["after", "own"])
+@pytest.mark.parametrize("asked", ["after", "own"])
+def test_after_and_own_are_one_rule(name: str, asked: str, make_source: MakeSource) -> None:
+    rule = {"lr": 1e-4, "predict": name, "output_temperature": 1.7}
+    source = replace(make_source(), choice={"methods": {"tent": {"batch": rule}}})
+    assert adapt(source, "tent", predict=asked).settings.output_temperature == 1.7
+    assert adapt(source, "tent", predict="before").settings.output_temperature == 1.0
+
+
 def test_a_guard_judges_as_without_it(make_source: MakeSource, images: MakeImages) -> None:
     plain, mild = (Guarded(adapt(make_source(), "tent", lr=0.3, output_temperature=t)) for t in (1.0, 8.0))
     for seed in range(6):

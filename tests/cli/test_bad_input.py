@@ -212,6 +212,17 @@ def test_too_many_left_out_domains_are_refused_before_training(refused: Refused,
     assert "leave out 3" in refused("train", domains, "--target", "light", "--leave-out", 3, *SMALL)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [("--calibrate", "temperature"), ("--predictor", "own"), ("--leave-out", 1), ("--harden", "edges")],
+)
+def test_nothing_is_asked_of_left_out_models_that_are_not_there(
+    refused: Refused, domains: Path, asked: tuple[object, ...]
+) -> None:
+    said = refused("train", domains, "--target", "light", "--no-out-of-fold", *asked, *SMALL)
+    assert "--no-out-of-fold leaves out" in said
+
+
 def test_a_size_of_zero(refused: Refused) -> None:
     quick = (
         "--iterations",

@@ -18,6 +18,7 @@ from vicinal.training import choose
 from vicinal.training.choose import Chosen, Row, choose_rule, safest, surest
 from vicinal.training.config import OutOfFoldConfig, TrainConfig
 from vicinal.training.left_out import Fold, LeftOutStream, left_out_streams, predict_all
+from vicinal.training.predictors import fitted_without
 from vicinal.training.progress import Silent
 from vicinal.training.sureness import Sureness, Told, fitted_sureness
 from vicinal.training.train import ModelSpec, train
@@ -167,6 +168,35 @@ def test_candidates_are_tried_with_that_doubt(
     monkeypatch.setattr(choose, "Vnl", note)
     found = choose_rule(streams, CONFIG, 0, Silent()).methods["vnl"]["stream"]["doubt"]
     assert {settings.doubt for settings in tried if settings.update == "marginal"} == {found}
+
+
+def test_anchored_candidates_are_tried_with_labels_of_a_phi_that_saw_nothing_of_their_domain(
+    streams: list[LeftOutStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, play = [], choose.play_all
+
+    def note(build: Any, those: Any) -> Any:
+        given.append([(one.domain, one.trained.anchor_phi) for one in those])
+        return play(build, those)
+
+    monkeypatch.setattr(choose, "play_all", note)
+    config = replace(
+        CONFIG, updates=("none", "anchored"), step_sizes=(1e-3,), from_rest=(True,), baselines=()
+    )
+    chosen = choose_rule(streams, config, 0, Silent())
+    still = play(partial(Vnl, settings=VnlSettings(update="none", predict="own")), streams)
+    by_domain = fitted_without([one.domain for one in streams], [one.lesson for one in still], config, 0)
+    assert len(by_domain) == 2
+    tried = given[-1]
+    assert [domain for domain, _ in tried] == [one.domain for one in streams]
+    for domain, phi in tried:
+        assert phi is not None
+        for name, value in by_domain[domain].state_dict().items():
+            torch.testing.assert_close(phi.state_dict()[name], value)
+        assert any(
+            not torch.equal(value, chosen.anchor_phi.state_dict()[name])
+            for name, value in phi.state_dict().items()
+        )
 
 
 def test_every_baseline_has_options_for_both_statistics_and_they_are_its_surest(chosen: Chosen) -> None:

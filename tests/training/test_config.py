@@ -91,7 +91,24 @@ def test_what_is_of_another_type_is_refused(config: Any, options: dict[str, Any]
         config(**options)
 
 
-@pytest.mark.parametrize("options", [{"leave_out": -1}, {"epochs": 0}, {"step_sizes": ()}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"leave_out": -1},
+        {"epochs": 0},
+        {"step_sizes": ()},
+        {"step_sizes": (1e-3, 0.0)},
+        {"stream_images": 0},
+        {"hidden": 0},
+        {"num_samples": -1},
+        {"fit_lr": 0.0},
+        {"tolerance": -0.1},
+        {"near": -0.1},
+        {"kl_weight": -1.0},
+        {"decay": 0.0},
+        {"decay": 1.5},
+    ],
+)
 def test_out_of_fold_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="out-of-fold fitting needs"):
         OutOfFoldConfig(**options)

@@ -112,6 +112,14 @@ def test_streams_hold_whole_batches_only(
         assert [len(batch) for batch in stream.stream.batches("cpu")] == [5] * (expected // 5)
 
 
+def test_fewer_images_than_a_batch_make_a_smaller_batch(
+    untrained: Trained, make_sources: MakeSources
+) -> None:
+    config = replace(CONFIG, stream_images=3)
+    for stream in streams_of(untrained, make_sources(2, train=24, val=8), config):
+        assert [len(batch) for batch in stream.stream.batches("cpu")] == [3]
+
+
 def test_a_domain_smaller_than_a_batch_is_refused_or_left_aside(
     untrained: Trained, make_sources: MakeSources
 ) -> None:

@@ -249,6 +249,26 @@ def test_a_resume_with_other_data_options_is_refused_in_one_line(
         train_model(spec, make_sources(), CONFIG, make_run(stopped, resume=True), moved)
 
 
+def test_what_was_started_with_a_tuple_goes_on(
+    spec: ModelSpec, make_sources: MakeSources, make_run: MakeRun, tmp_path: Path
+) -> None:
+    facts = {"data_options": {"angles": (0, 45)}}
+    with pytest.raises(TrainingError, match="stopped"):
+        train_model(spec, make_sources(), CONFIG, make_run(tmp_path, halt=("erm", 10)), facts)
+    assert train_model(spec, make_sources(), CONFIG, make_run(tmp_path, resume=True), facts)
+
+
+def test_a_run_from_before_more_was_asked_about_goes_on(
+    stopped: Path, spec: ModelSpec, make_sources: MakeSources, make_run: MakeRun
+) -> None:
+    path = stopped / "state-erm.safetensors"
+    tensors, header = read_tensors(path)
+    for name in ("size", "std", "fit", "data_seed", "data_options"):
+        del header["config"][name]
+    write_tensors(path, tensors, header)
+    assert train_model(spec, make_sources(), CONFIG, make_run(stopped, resume=True), {"data_seed": 4})
+
+
 def test_a_resume_with_other_sources_is_refused(
     spec: ModelSpec, make_sources: MakeSources, make_run: MakeRun, stopped: Path
 ) -> None:

@@ -335,6 +335,51 @@ def test_left_out_models_of_other_images_are_not_taken_for_these(
     assert len(list(tmp_path.glob("left_out/on-*"))) == 2
 
 
+def left_out_run(folder: Path, **options: Any) -> Run:
+    return Run(folder, InterruptIn(None), StopRequest(), torch.device("cpu"), resume=True, **options)
+
+
+def notes(run: Run) -> list[str]:
+    assert isinstance(run.progress, InterruptIn)
+    return run.progress.notes
+
+
+TINY = TrainConfig(algorithm="erm", iterations=2, batch_size=6)
+
+
+def test_a_run_whose_data_were_moved_takes_its_left_out_models_and_a_shared_folder_does_not(
+    spec: ModelSpec, make_sources: MakeSources, tmp_path: Path
+) -> None:
+    sources = make_sources(2, 32, 8)
+    for shared, times in ((None, 1), (tmp_path / "shared", 2)):
+        run = left_out_run(tmp_path / "own", left_out=shared)
+        for place in ("/here", "/there", "/here"):
+            left_out_fold(spec, sources, (0,), TINY, run, {"dataset": place})
+        assert len(notes(run)) == times
+
+
+def test_a_left_out_model_of_other_counts_of_images_is_trained_again(
+    spec: ModelSpec, make_sources: MakeSources, tmp_path: Path
+) -> None:
+    run = left_out_run(tmp_path, left_out=tmp_path / "shared")
+    for count in (24, 24, 32):
+        left_out_fold(spec, make_sources(2, count, 8), (0,), TINY, run)
+    made, other, again = notes(run)
+    assert made == again == "left-out model without-d0"
+    assert other.endswith("trained on other images, so it is trained again")
+
+
+@pytest.mark.parametrize("name", ["hospital-north-ward", "\N{HOSPITAL}" * 20])
+def test_left_out_models_of_many_domains_have_names_that_a_disk_takes(
+    name: str, spec: ModelSpec, make_sources: MakeSources, tmp_path: Path
+) -> None:
+    sources = [replace(one, name=f"{name}-{index}") for index, one in enumerate(make_sources(14, 8, 8))]
+    run = left_out_run(tmp_path)
+    for without in ((0, 1), (12, 13), (0, 1)):
+        left_out_fold(spec, sources, without, TINY, run)
+    assert len(notes(run)) == len(list(tmp_path.glob("left_out/on-*"))) == 2
+
+
 def test_left_out_models_may_train_for_shorter(
     spec: ModelSpec, make_sources: MakeSources, tmp_path: Path
 ) -> None:

@@ -116,7 +116,7 @@ def adapt(
     if isinstance(source, Trained) and (features or head):
         raise ConfigError("features and head are for models of your own: a trained one knows its layers")
     kind = options.get("statistics", entry.defaults.statistics.kind)
-    by_kind = _chosen(trained, method, kind.kind if isinstance(kind, StatisticsConfig) else kind)
+    by_kind = _by_name(_chosen(trained, method, kind.kind if isinstance(kind, StatisticsConfig) else kind))
     fallbacks = entry.defaults.fallbacks(trained)
     settings = configure(entry.defaults, {**fallbacks, **by_kind, **options})
     changed = {name for name, value in options.items() if by_kind.get(name, _default(entry, name)) != value}

@@ -245,9 +245,16 @@ class NormStatistics(nn.Module):
 
     @torch.no_grad()
     def freeze(self, model: nn.Module, x: Tensor) -> None:
-        """Make what a prediction of x runs on what every later pass in evaluation mode runs on."""
+        """Make what a prediction of x runs on what every later pass in evaluation mode runs on.
+
+        One image runs on the average over the stream, of which it is taken to be a part, if there is any.
+        """
         if self.config.kind == "batch" and len(x) > 1:
             self._keep({"running": self._on_batch(model, x)[1]})
+        elif len(x) == 1 and bool(self.seen):
+            self._keep(
+                {"running": {index: self._stored("stream", index) for index in range(len(self._layers))}}
+            )
         else:
             self.settle(model, x)
 

@@ -180,10 +180,15 @@ def train(
     training: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     training |= {"algorithm": algorithm, "second_order": second_order, "average": average}
     training |= {"compile": compiled}
-    lessons: dict[str, Any] = {"leave_out": leave_out, "hardenings": tuple(harden or ())}
-    lessons |= {"marginals": tuple(marginal)} if marginal else {}
-    lessons |= {"predictors": tuple(predictor)} if predictor else {}
+    lessons: dict[str, Any] = {"leave_out": leave_out} if leave_out else {}
+    lists = {"hardenings": harden, "marginals": marginal, "predictors": predictor}
+    lessons |= {name: tuple(values) for name, values in lists.items() if values}
     lessons |= asked_sureness(calibrate)
+    if no_out_of_fold and lessons:
+        raise ConfigError(
+            "--no-out-of-fold leaves out all that --leave-out, --marginal, --harden, --predictor and "
+            "--calibrate are about"
+        )
     ALGORITHMS[algorithm]
     request = TrainRequest(
         data=data,

@@ -27,7 +27,7 @@ from vicinal.training.config import OutOfFoldConfig
 from vicinal.training.fit_phi import fit_phi
 from vicinal.training.left_out import LeftOutStream, Lesson, Played, play_all, predict_all
 from vicinal.training.loop import StoppedError
-from vicinal.training.predictors import PREDICTORS, After
+from vicinal.training.predictors import PREDICTORS, After, fitted_without
 from vicinal.training.progress import Progress, StopRequest
 from vicinal.training.sureness import Sureness, Told, fitted_sureness, tempered_by
 
@@ -82,7 +82,7 @@ def choose_rule(
     still = _still_lessons(streams)
     anchor_phi, doubt = fit_phi(still, config, seed), _doubt(still) if config.heed_doubt else None
     progress.advance(1, {})
-    ready = _labelled_by(anchor_phi, streams)
+    ready = _labelled(streams, still, config, seed) if "anchored" in config.updates else streams
     tried: list[tuple[Row, list[Played]]] = []
     for settings in _candidates(config, doubt):
         _heed(stop)
@@ -214,10 +214,16 @@ def _doubt(lessons: Sequence[Lesson]) -> float:
     return max(0.0, 1 - float(sum(s)) / len(s))  # sure to the last digit, rounding makes it less
 
 
-def _labelled_by(phi: StreamInferenceNet, streams: Sequence[LeftOutStream]) -> list[LeftOutStream]:
-    """Return the streams with phi given to their models."""
-    owners = {id(stream.trained): replace(stream.trained, anchor_phi=phi) for stream in streams}
-    return [replace(stream, trained=owners[id(stream.trained)]) for stream in streams]
+def _labelled(
+    streams: Sequence[LeftOutStream], still: Sequence[Lesson], config: OutOfFoldConfig, seed: int
+) -> list[LeftOutStream]:
+    """Return the streams, the model of each with a phi for its anchor that saw nothing of its domain."""
+    phis = fitted_without([stream.domain for stream in streams], still, config, seed)
+    owners = {
+        (id(stream.trained), stream.domain): replace(stream.trained, anchor_phi=phis[stream.domain])
+        for stream in streams
+    }
+    return [replace(stream, trained=owners[id(stream.trained), stream.domain]) for stream in streams]
 
 
 def _grid(

@@ -165,9 +165,16 @@ class OutOfFoldConfig:
                 raise UnknownNameError("predictor", predictor, Vnl.predicts)
         if self.votes not in VOTES:
             raise UnknownNameError("way to vote", self.votes, VOTES)
-        if self.leave_out < 0 or min(self.epochs, self.batch_size, self.rounds) < 1:
-            needs = "leave_out >= 0, and epochs, batch_size and rounds >= 1"
-            raise ConfigError(f"out-of-fold fitting needs {needs}")
+        for name in ("epochs", "batch_size", "rounds", "hidden", "stream_images"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"out-of-fold fitting needs {name} of at least 1, not {value}")
+        for name in ("leave_out", "num_samples", "posterior_weight", "kl_weight", "tolerance", "near"):
+            if (value := getattr(self, name)) < 0:
+                raise ConfigError(f"out-of-fold fitting needs {name} of at least 0, not {value}")
+        if not self.fit_lr > 0 or not all(size > 0 for size in self.step_sizes):
+            raise ConfigError("out-of-fold fitting needs fit_lr and all step_sizes above 0")
+        if not 0 < self.decay <= 1:
+            raise ConfigError(f"out-of-fold fitting needs a decay above 0 and at most 1, not {self.decay}")
         if self.left_out_iterations is not None and self.left_out_iterations < 1:
             raise ConfigError(f"left_out_iterations must be at least 1, not {self.left_out_iterations}")
         if not self.step_sizes or not self.updates or not self.predictors:

@@ -56,7 +56,8 @@ def left_out_streams(every: Sequence[Fold], config: OutOfFoldConfig, seed: int) 
     """Return the natural streams of all left-out domains, and those with drawn marginals or hardening."""
     # All steps of all streams are stacked when phi is fitted: the smallest domain bounds the batch.
     smallest = min(len(source.train) + len(source.val) for fold in every for source in fold.left_out)
-    config = replace(config, batch_size=min(config.batch_size, smallest))
+    longest = config.stream_images or smallest
+    config = replace(config, batch_size=min(config.batch_size, smallest, longest))
     return [
         stream
         for fold in every

@@ -33,13 +33,21 @@ def by_labels(after: After, config: OutOfFoldConfig, seed: int) -> list[Tensor]:
     What phi has to be good for is a domain that neither it nor the model ever saw. Draws of w are as many as
     `vnl` takes.
     """
-    every = list(zip(after.domains, after.lessons, strict=True))
-    phis: dict[str, StreamInferenceNet] = {}
-    for domain in dict.fromkeys(after.domains):
-        others = [lesson for name, lesson in every if name != domain]
-        phis[domain] = fit_phi(others or after.lessons, config, seed)  # one domain has none to learn from
-    draws = VnlSettings().num_samples
+    phis, draws = fitted_without(after.domains, after.lessons, config, seed), VnlSettings().num_samples
+    every = zip(after.domains, after.lessons, strict=True)
     return [label_lesson(phis[domain], lesson, draws) for domain, lesson in every]
+
+
+def fitted_without(
+    domains: Sequence[str], lessons: Sequence[Lesson], config: OutOfFoldConfig, seed: int
+) -> dict[str, StreamInferenceNet]:
+    """Return, for each domain, a phi that was fitted on the lessons of all others.
+
+    A single domain has none to learn from but itself.
+    """
+    every = list(zip(domains, lessons, strict=True))
+    others = {domain: [lesson for name, lesson in every if name != domain] for domain in domains}
+    return {domain: fit_phi(others[domain] or lessons, config, seed) for domain in others}
 
 
 @torch.no_grad()

@@ -78,7 +78,9 @@ def load_state(path: Path, learner: Learner, best: Best, stage: str, facts: Fact
     tensors, header = read_tensors(path)
     if header.get("kind") != "state" or header["stage"] != stage:
         raise CheckpointError(f"{path}: not a training state of stage '{stage}'")
-    same_config(path, header["config"], {**lasting(learner.config), **facts})
+    # Facts that were not asked about when a run was started are taken to be the same.
+    known = {name: value for name, value in facts.items() if name in header["config"]}
+    same_config(path, header["config"], {**lasting(learner.config), **known})
     _load_weights(learner, _under("now.", tensors))
     if learner.average is not None:
         learner.average.load_state_dict(_under("average.", tensors))

@@ -30,6 +30,8 @@ from vicinal.training.progress import Progress, Silent, StopRequest, stop_on_int
 
 __all__ = ["ModelSpec", "algorithms", "train", "train_model"]
 
+LONGEST_NAME = 48  # letters of all domains' names in the name of a folder
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -111,9 +113,11 @@ def resumable(spec: ModelSpec, provenance: dict[str, Any]) -> dict[str, Any]:
 
     Not where the data lie: a folder may be moved.
     """
-    fed = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(spec.preprocessing).items()}
-    shape = {"backbone": spec.backbone, "weights": spec.weights, "classes": list(spec.classes)}
-    return {**shape, **fed, **{name: provenance.get(name) for name in ("data_seed", "data_options")}}
+    fed = asdict(spec.preprocessing)
+    shape = {"backbone": spec.backbone, "weights": spec.weights, "classes": spec.classes}
+    given = {name: provenance.get(name) for name in ("data_seed", "data_options")}
+    plain: dict[str, Any] = json.loads(json.dumps({**shape, **fed, **given}, default=str))
+    return plain
 
 
 def train_model(
@@ -233,7 +237,9 @@ def left_out_fold(
     where = run.left_out or (run.folder and run.folder / "left_out")
     if where is None:
         return Fold(_left_out_model(spec, rest, config, run, name), left_out)
-    facts = {name: (provenance or {}).get(name) for name in ("dataset", "data_seed", "data_options")}
+    # In a run's own folder it goes without saying whose data they are, and they may be moved.
+    names = ("data_seed", "data_options", *(("dataset",) if run.left_out else ()))
+    facts = {name: (provenance or {}).get(name) for name in names}
     folder = where / _left_out_name(spec, rest, config, facts)
     resume = run.resume or run.left_out is not None
     where.mkdir(parents=True, exist_ok=True)
@@ -248,11 +254,14 @@ def left_out_fold(
 def _left_out_model(
     spec: ModelSpec, rest: Sequence[SourceDomain], config: TrainConfig, run: Run, name: str
 ) -> Trained:
-    folder = run.folder
+    folder, images = run.folder, {source.name: len(source.train) + len(source.val) for source in rest}
     if run.resume and folder is not None and (folder / "model.safetensors").exists():
-        return load(folder, run.device)
+        found = load(folder, run.device)
+        if found.provenance.get("images", images) == images:
+            return found
+        run.progress.note(f"{folder}: trained on other images, so it is trained again")
     run.progress.note(f"left-out model {name}")
-    trained = train_model(spec, rest, config, run, {})
+    trained = train_model(spec, rest, config, run, {"images": images})
     if folder is not None:
         save(folder / "model.safetensors", trained)
     return trained
@@ -269,7 +278,9 @@ def _left_out_name(
         "on": [source.name for source in rest],
     }
     digest = sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:16]
-    return f"on-{'-'.join(source.name for source in rest)}-{digest}"
+    names = "-".join(source.name for source in rest)
+    # A file's name may have 255 bytes, and a letter up to four of them.
+    return f"on-{names if len(names) <= LONGEST_NAME else names[:LONGEST_NAME] + '...'}-{digest}"
 
 
 def derived_seed(seed: int, name: str) -> int:
