@@ -118,7 +118,6 @@ def _protocol(trained: Trained, spec: StreamSpec) -> dict[str, Any]:
         "training": trained.config,
         "provenance": trained.provenance,
         "trained_as": trained.algorithm,
-        "prediction": "after the update, on the batch that made it",
         "selection": f"source validation; {chosen}",
         **alpha,
     }

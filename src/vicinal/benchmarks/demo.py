@@ -130,7 +130,7 @@ def _train(task: Task, roles: Roles, relay: Relay) -> Trained:
 def _label_shifted(trained: Trained, roles: Roles, seed: int) -> list[Record]:
     """Return records on streams with drawn class marginals; each draw has a seed of its own."""
     soft = Entry("soft", {"statistics": "stream", "lr": 1e-3})  # the strongest of the baselines there
-    wanted = [Entry("bn"), Entry("bn", {"statistics": "stream"}), soft, Entry("vnl")]
+    wanted = [Entry("erm"), Entry("bn"), Entry("bn", {"statistics": "stream"}), soft, Entry("vnl")]
     return [
         result.record
         for draw in range(DRAWS)

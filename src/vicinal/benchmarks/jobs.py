@@ -24,8 +24,9 @@ from vicinal.benchmarks.place import (
     step_sizes_in,
     write_json,
 )
-from vicinal.benchmarks.plan import FIXED, OUT_OF_FOLD, MeasureRun, TrainRun, key_of, scales_of
+from vicinal.benchmarks.plan import MeasureRun, TrainRun, key_of, scales_of
 from vicinal.benchmarks.prepare import Prepared, load_for, prepare_training, settle
+from vicinal.benchmarks.selection import selection
 from vicinal.benchmarks.store import Store
 from vicinal.benchmarks.workers import Desk
 from vicinal.checkpoint import Taught, Trained, load, load_taught, save_taught, taught_of, with_taught
@@ -327,37 +328,10 @@ def labelled(record: Record, run: MeasureRun, trained: Trained) -> Record:
     }
     added = {
         "benchmark": benchmark,
-        "selection": _selection(run),
+        "selection": selection(run),
         "training_seconds": trained.provenance["training_seconds"],
     }
     return replace(record, protocol={**record.protocol, **added})
-
-
-def _selection(run: MeasureRun) -> str:
-    """Return in words what was chosen where."""
-    also = " and temperature" if _calibrated(run) else ""
-    if run.entry.method in OUT_OF_FOLD:
-        sure = ", and how sure it is where nothing else is asked of it," if _calibrated(run) else ""
-        how = f"rule and step size{sure} on left-out source domains"
-    elif run.chooses and run.entry.method in FIXED:
-        how = "temperature on left-out source domains"
-    elif run.chooses:
-        multiples = ", ".join(f"{scale:g}" for scale in run.about["step_sizes"])
-        how = f"step size{also} on left-out source domains, {multiples} times the method's own"
-    elif "lr" in run.entry.options:
-        how = "step size given"
-    else:
-        how = "nothing else" if run.entry.method in FIXED else "the method's own step size"
-    of = "" if run.chooser is None else ", by the left-out models of seed 0"
-    return f"model on source validation images; {how}{of}"
-
-
-def _calibrated(run: MeasureRun) -> bool:
-    """Return whether its temperature was chosen: `labels` have that of their phi."""
-    trained: dict[str, Any] = run.about.get("chooser") or run.about["training"]
-    left_out = trained["out_of_fold"] or {}
-    given = {"output_temperature", "agreement"} & set(run.entry.options) or run.entry.method == "labels"
-    return bool(left_out.get("calibrate")) and not given
 
 
 def _remove(folder: Path, *patterns: str) -> None:

@@ -54,7 +54,9 @@ def protocol_of(column: Column, board: Board) -> ColumnProtocol:
 
 def _facts(record: Record) -> Mapping[str, object]:
     names = ("dataset", "backbone", "algorithm", "method", "statistics", "predict", "stream", "batch_size")
-    protocol = {name: value for name, value in record.protocol.items() if name != "benchmark"}
+    # Of "prediction" records once said the same of every method; `predict` has what is so.
+    said = ("benchmark", "prediction")
+    protocol = {name: value for name, value in record.protocol.items() if name not in said}
     benchmark = record.protocol.get("benchmark") or {}
     keys = {name: benchmark[name] for name in ("key", "model", "quick") if name in benchmark}
     return {**{name: getattr(record, name) for name in names}, **protocol, **keys}
