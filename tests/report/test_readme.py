@@ -27,6 +27,8 @@ PACS = {
     "best other on statistics of the batch": "Tent, meta-trained",
     "best other on those of the stream": "SHOT-IM, stream statistics, meta-trained",
     "best other with the steps": "Soft pseudo label, stream statistics, steps as ours, meta-trained",
+    "the same with the votes": "vnl, entropy alone",
+    "the paper's rule": "This paper, as published",
     "vnl": "vnl",
 }
 ROTATED = ("rotated", "rotated", "complex_scenarios", "shift_extent")
