@@ -86,38 +86,43 @@ def choose_rule(
     tried: list[tuple[Row, list[Played]]] = []
     for settings in _candidates(config, doubt):
         _heed(stop)
-        plays = play_all(partial(Vnl, settings=settings), ready)
-        row = _row(
-            "vnl",
-            settings.update,
-            settings,
-            _scores(streams, [played.probabilities for played in plays], config.calibrate),
-        )
+        row, plays = _try_rule(settings, ready, config.calibrate)
         tried.append((row, plays))
         progress.advance(1 + len(tried), {"accuracy": row.accuracy})
     own = safest([row for row, _ in tried], config.tolerance, config.near)
     plays = next(seen for row, seen in tried if row is own)
-    lessons = [played.lesson for played in plays]
     told = _told(own, streams, plays, still, config, seed)
-    asked = [row for row, _ in told if row.predict in config.predictors]
-    final = surest(asked, config.tolerance)
+    final, outputs = _predictor(told, config)
     sure = None
     if config.calibrate and config.agreement and final.update != "none":
-        sure = _sureness(streams, next(outputs for row, outputs in told if row is final), still)
-    predict_phi = fit_phi(lessons, config, seed)
+        sure = _sureness(streams, outputs, still)
+    predict_phi = fit_phi([played.lesson for played in plays], config, seed)
     progress.advance(2 + len(tried), {"accuracy": final.accuracy})
-    facts = None if sure is None else sure._asdict()
-    rows = [
-        replace(row, chosen=row is final, sureness=facts if row is final else None)
-        for row in [*(row for row, _ in tried), *(row for row, _ in told[1:])]
-    ]
     others: list[Row] = []
     for method, options in baselines:
         _heed(stop)
         others.append(_try_baseline(method, options, streams, config.calibrate))
-        progress.advance(1 + len(rows) + len(others), {"accuracy": others[-1].accuracy})
+        progress.advance(2 + len(tried) + len(others), {"accuracy": others[-1].accuracy})
     others = _marked(others, config.near)
-    return Chosen(anchor_phi, predict_phi, _collect(final, doubt, sure, others, config), [*rows, *others])
+    facts = None if sure is None else sure._asdict()
+    rules = [row for row, _ in [*tried, *told[1:]]]
+    table = [replace(row, chosen=True, sureness=facts) if row is final else row for row in rules]
+    methods = _collect(final, doubt, sure, others, config)
+    return Chosen(anchor_phi, predict_phi, methods, table + others)
+
+
+def _try_rule(
+    settings: VnlSettings, streams: Sequence[LeftOutStream], calibrate: bool
+) -> tuple[Row, list[Played]]:
+    plays = play_all(partial(Vnl, settings=settings), streams)
+    scores = _scores(streams, [played.probabilities for played in plays], calibrate)
+    return _row("vnl", settings.update, settings, scores), plays
+
+
+def _predictor(told: Sequence[tuple[Row, list[Tensor]]], config: OutOfFoldConfig) -> tuple[Row, list[Tensor]]:
+    """Return who predicts, of those who are asked, and what they say."""
+    final = surest([row for row, _ in told if row.predict in config.predictors], config.tolerance)
+    return next(one for one in told if one[0] is final)
 
 
 def _told(
