@@ -136,6 +136,9 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
     tensors, header = read_tensors(path)
     if header.get("kind") != "model":
         raise CheckpointError(f"{path}: holds {OTHERS.get(str(header.get('kind')), OTHERS['state'])}")
+    broken = next((name for name, value in tensors.items() if not value.isfinite().all()), None)
+    if broken is not None:
+        raise CheckpointError(f"{path}: its weights '{broken}' are not finite")
     with _agreeing(path):
         return unpacked(header, tensors, device)
 
@@ -254,7 +257,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         header = json.loads(metadata[HEADER])
     except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: damaged, or not a safetensors file ({error})") from None
+        raise CheckpointError(
+            f"{path}: damaged, or not a safetensors file ({error}): remove it, or put another there"
+        ) from None
     except KeyError:
         raise CheckpointError(f"{path}: a safetensors file, but not one of vicinal's") from None
     found = header.get("format") if isinstance(header, dict) else None

@@ -7,6 +7,7 @@ VicinalError
 ├── CheckpointError    a file that is damaged, foreign or of another shape
 ├── TrainingError      training that cannot go on (a loss that is not finite)
 └── AdapterError       an adapter called in a way it cannot serve
+    └── LayersError    a layer of somebody's own model that a method needs and that was not found
 
 Each message is one line that says what is wrong and what to do. The command line prints it and exits with
 code 2.
@@ -23,7 +24,8 @@ class UnknownNameError(VicinalError):
     """A name that no registry knows; the message lists the names it does know."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"unknown {kind} '{name}': choose from {', '.join(sorted(known))}")
+        names = ", ".join(f"'{one}'" if "," in one else one for one in sorted(known))
+        super().__init__(f"unknown {kind} '{name}': choose from {names}")
 
 
 class ConfigError(VicinalError):
@@ -44,3 +46,7 @@ class TrainingError(VicinalError):
 
 class AdapterError(VicinalError):
     """An adapter called in a way it cannot serve."""
+
+
+class LayersError(AdapterError):
+    """A layer of somebody's own model that a method needs and that was not found."""

@@ -10,11 +10,11 @@ import torch
 import vicinal.adapters  # noqa: F401  fills the registry
 from vicinal.adapters import methods
 from vicinal.adapters.contract import Adapter, Settings
-from vicinal.adapters.methods import METHODS, adapt, configure, register
+from vicinal.adapters.methods import METHODS, adapt, configure, idle, register, settled
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.adapters.vnl_settings import VnlSettings
 from vicinal.data.augment import Augment
-from vicinal.errors import ConfigError, UnknownNameError
+from vicinal.errors import AdapterError, ConfigError, UnknownNameError
 from vicinal.registry import Registry
 
 CHOSEN = {
@@ -152,10 +152,58 @@ def test_options_win_over_what_was_chosen(chosen: Any) -> None:
     settings = adapt(chosen, "vnl", lr=0.5, update="none").settings
     assert (settings.lr, settings.update) == (0.5, "none")
     assert settings.predict == "own"  # the rest of the choice stays
-    assert settings.doubt is None, "known of the chosen step size alone"
+    assert adapt(chosen, "vnl", lr=0.5).settings.doubt is None, "known of the chosen step size alone"
     assert adapt(chosen, "vnl", update="none").settings.doubt == 0.2
     assert adapt(chosen, "vnl", lr=0.5, doubt=0.3).settings.doubt == 0.3
     assert CHOSEN["vnl"]["stream"] == chosen.choice["methods"]["vnl"]["stream"]
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "names"),
+    [
+        ("erm", {"lr": 1.0}, {"lr"}),
+        ("soft", {"lr": 1.0, "rounds": 3}, None),
+        ("vnl", {"lr": 1.0, "rounds": 3}, {"rounds"}),
+        ("vnl", {"predict": "neighbors", "rounds": 3}, set()),
+        ("vnl", {"update": "none", "lr": 1.0, "agreement": 1.0, "doubt": 0.1, "rounds": 2},
+         {"lr", "agreement", "doubt", "rounds"}),
+    ],
+)  # fmt: skip
+def test_options_that_play_no_part_change_nothing(
+    chosen: Any, images: Any, method: str, options: dict[str, Any], names: set[str] | None
+) -> None:
+    if names is None:
+        with pytest.raises(ConfigError, match="unknown option rounds"):
+            settled(chosen, method, options)
+        return
+    found = names_of_idle(chosen, method, options)
+    assert found == names
+    rest = {name: value for name, value in options.items() if name not in found}
+    x = images(6)
+    one, other = adapt(chosen, method, **options), adapt(chosen, method, **rest)
+    for _ in range(2):
+        assert torch.equal(one(x), other(x))
+
+
+def names_of_idle(trained: Any, method: str, options: dict[str, Any]) -> set[str]:
+    return {*options} & {*idle(METHODS[method], settled(trained, method, options))}
+
+
+@pytest.mark.parametrize("thing", [{"kind": "batch"}, ["batch"], 3])
+def test_statistics_are_a_name_or_a_config(chosen: Any, thing: Any) -> None:
+    with pytest.raises(ConfigError, match=r"statistics takes batch, .* or a StatisticsConfig, not"):
+        adapt(chosen, "tent", statistics=thing)
+
+
+@pytest.mark.parametrize(("scale", "shift"), [(255.0, 0.0), (4.0, -2.0)])
+def test_pixels_that_are_not_those_of_images_are_refused(
+    chosen: Any, images: Any, scale: float, shift: float
+) -> None:
+    adapter = adapt(chosen, "soft")
+    with pytest.raises(AdapterError, match=r"floats in \[0, 1\], got pixels from"):
+        adapter(images(6) * scale + shift)
+    assert adapter.steps_taken == 0
+    adapter(images(6) * 1.2 - 0.1)  # noise and rounding
 
 
 @pytest.mark.parametrize(("method", "kind"), [("vnl", "blend"), ("soft", "batch")])

@@ -176,3 +176,25 @@ def test_neighbor_is_filed_under_the_training_of_its_theta(source: Trained) -> N
     for algorithm, shown in (("neighbor", "erm"), ("meta", "meta")):
         other = Trained(source.model, "small", source.classes, source.preprocessing, algorithm)
         assert source_algorithm(other) == shown
+
+
+def test_records_say_what_was_chosen_and_what_was_given(source: Trained, roles: Roles) -> None:
+    choice = {"methods": {"soft": {"batch": {"lr": 1e-3, "output_temperature": 2.0}}}}
+    entries = [
+        Entry("soft"),
+        Entry("soft", {"lr": 1e-2}),
+        Entry("soft", {"num_samples": 3}),
+        Entry("soft", {"statistics": "stream"}),
+        Entry("tent"),
+        Entry("erm"),
+    ]
+    chosen = replace(source, choice=choice)
+    results = list(compare(chosen, roles, entries, StreamSpec(), 0, dataset="made"))[: len(entries)]
+    assert [r.record.protocol["selection"].split("; ", 1)[1] for r in results] == [
+        "lr, output_temperature on left-out source domains",
+        "nothing else; given: lr",
+        "lr, output_temperature on left-out source domains; given: num_samples",
+        "nothing else; given: statistics",
+        "nothing else",
+        "nothing else",
+    ]

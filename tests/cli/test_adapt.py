@@ -13,6 +13,7 @@ from vicinal.adapters.methods import adapt
 from vicinal.checkpoint import load
 from vicinal.data.files import list_images
 from vicinal.data.images import decode_all
+from vicinal.report.bars import Bars
 
 HEADER = ["path", "label", "probability", "entropy"]
 DRAWN = [*HEADER, "spread"]
@@ -27,7 +28,19 @@ def test_predictions_are_those_of_an_adapter_run_by_hand(
     vicinal: Any, model: Path, shared_domains: Path, tmp_path: Path
 ) -> None:
     folder = shared_domains / "light"
-    ran = vicinal("adapt", model, folder, "--batch-size", 7, "--no-guard", "--out", "out", "--device", "cpu")
+    ran = vicinal(
+        "adapt",
+        model,
+        folder,
+        "--batch-size",
+        7,
+        "--in-order",
+        "--no-guard",
+        "--out",
+        "out",
+        "--device",
+        "cpu",
+    )
     assert ran.code == 0, ran.err
     assert "20 predictions" in ran.out
     assert "guard" not in ran.out
@@ -52,7 +65,7 @@ def test_options_of_a_method_are_those_of_an_adapter_run_by_hand(
 ) -> None:
     folder = shared_domains / "light"
     told = ("--option", "predict=neighbors", "--option", "rounds=3", "--option", "statistics=batch")
-    plain = ("--batch-size", 10, "--no-guard", "--out", "out", "--device", "cpu")
+    plain = ("--batch-size", 10, "--in-order", "--no-guard", "--out", "out", "--device", "cpu")
     ran = vicinal("adapt", model, folder, *told, *plain)
     assert ran.code == 0, ran.err
     adapter = adapt(load(model), "vnl", seed=0, predict="neighbors", rounds=3, statistics="batch")
@@ -173,3 +186,40 @@ def test_a_runaway_step_size_is_caught_and_said(
     assert ran.code == 0, ran.err
     assert "rolled back to the source" in ran.out
     assert all(math.isfinite(float(line[2])) for line in rows(tmp_path / "out" / "predictions.csv")[1:])
+
+
+def test_what_was_predicted_before_an_interrupt_is_written(
+    vicinal: Any, model: Path, domains: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = Bars.count
+
+    def interrupted(self: Bars, task: str, what: str, done: int, total: int) -> None:
+        count(self, task, what, done, total)
+        if done >= 10:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bars, "count", interrupted)
+    words = ("--batch-size", 5, "--save-model", "--out", "out", "--device", "cpu")
+    ran = vicinal("adapt", model, domains / "light", *words)
+    assert ran.code == 130
+    assert "10 predictions in" in ran.out
+    assert "10 images are left, and no model was saved" in ran.err
+    assert len(rows(tmp_path / "out" / "predictions.csv")) == 11
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--method", "erm", "--lr", 3), "erm: lr plays no part here"),
+        (("--option", "update=none", "--option", "rounds=3", "--lr", 3), "vnl: lr, rounds play no part here"),
+        (("--option", "update=entropy", "--option", "predict=own", "--lr", 1e-4), ""),
+    ],
+)
+def test_options_that_play_no_part_are_named(
+    vicinal: Any, model: Path, domains: Path, words: tuple[object, ...], said: str
+) -> None:
+    ran = vicinal("adapt", model, domains / "light", *words, "--device", "cpu")
+    assert ran.code == 0, ran.err
+    assert said in ran.out
+    assert ("no part here" in ran.out) == bool(said)

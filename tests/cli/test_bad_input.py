@@ -193,6 +193,43 @@ def test_a_folder_that_holds_a_model_is_not_trained_over(refused: Refused, model
     assert "--resume" in line
 
 
+def test_a_folder_that_holds_half_a_training_is_not_trained_over(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "state-meta.safetensors").write_bytes(b"half")
+    line = refused("train", "digits", "--out", "half", *SMALL)
+    assert "half holds a training that was stopped: go on with --resume" in line
+
+
+def test_data_of_one_class(refused: Refused, domains_of: Any) -> None:
+    root = domains_of(dark=4, dim=4, light=4)
+    for domain in root.iterdir():
+        shutil.rmtree(domain / "right")
+    assert "has one class, 'left'" in refused("train", root, "--target", "dark", *SMALL)
+
+
+@pytest.mark.parametrize("command", ["adapt", "demo", "evaluate"])
+def test_an_out_that_is_a_file_is_told_before_the_work(
+    refused: Refused, model: Path, domains: Path, tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    words: dict[str, tuple[object, ...]] = {
+        "adapt": (model, domains / "light"),
+        "demo": ("--quick",),
+        "evaluate": (model,),
+    }
+    line = refused(command, *words[command], "--device", "cpu", "--out", "file/deeper")
+    assert "file is a file: choose another --out" in line
+
+
+def test_weights_that_are_not_finite(refused: Refused, model: Path, domains: Path) -> None:
+    path = model / "model.safetensors"
+    tensors, header = read_tensors(path)
+    tensors["model.head.weight"][0, 0] = float("nan")
+    write_tensors(path, tensors, header)
+    line = refused("adapt", model, domains / "light", "--device", "cpu")
+    assert "its weights 'model.head.weight' are not finite" in line
+
+
 def test_a_method_that_the_model_cannot_serve(
     refused: Refused, models: dict[str, Path], tmp_path: Path, shared_domains: Path
 ) -> None:

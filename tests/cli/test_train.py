@@ -49,7 +49,7 @@ def test_without_left_out_models_vnl_runs_by_its_defaults(
     assert ran.code == 0, ran.err
     *_, vnl = read_records(tmp_path / "run" / "records.jsonl")
     assert (vnl.method, vnl.predict) == ("vnl", "own")
-    assert vnl.protocol["selection"] == "source validation; the methods' defaults"
+    assert vnl.protocol["selection"] == "model on source validation images; nothing else"
     assert vicinal("adapt", "run", domains / "light", "--device", "cpu").code == 0
 
 
@@ -153,6 +153,14 @@ def test_resume_with_another_target_is_refused(vicinal: Any, domains: Path) -> N
     assert vicinal("train", domains, *BARE, "--out", "run").code == 0
     other = [word if word != "light" else "dark" for word in BARE]
     assert "dark" in vicinal("train", domains, *other, "--out", "run", "--resume").line
+
+
+def test_a_target_that_was_trained_on_is_named(vicinal: Any, domains: Path) -> None:
+    assert vicinal("train", domains, *BARE, "--algorithm", "erm", "--out", "run").code == 0
+    seen = vicinal("evaluate", "run", "--methods", "erm", "--target", "dark", "--device", "cpu")
+    assert "the model was trained on 'dark'" in seen.out
+    unseen = vicinal("evaluate", "run", "--methods", "erm", "--target", "light", "--device", "cpu")
+    assert "was trained on" not in unseen.out
 
 
 def test_interrupt_and_resume_give_the_model_of_one_go(

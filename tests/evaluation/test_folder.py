@@ -9,6 +9,9 @@ from PIL import Image
 import vicinal.adapters  # noqa: F401  fills the registry
 from vicinal.adapters.methods import adapt
 from vicinal.checkpoint import Trained
+from vicinal.data.files import list_images
+from vicinal.data.images import decode_all
+from vicinal.data.streams import online_order
 from vicinal.errors import DataError
 from vicinal.evaluation.folder import Prediction, adapted, predict_folder, write_predictions
 from vicinal.models.backbones import Preprocessing, build_classifier
@@ -46,6 +49,41 @@ def test_every_image_gets_a_prediction_in_natural_order(source: Trained, folder:
     assert result.bad == []
 
 
+def test_images_arrive_in_a_drawn_order_unless_told_otherwise(source: Trained, folder: Path) -> None:
+    paths, fed = list_images(folder), source.preprocessing
+    images = decode_all(paths, fed.size, fed.channels, False)[0].float() / 255
+    for seed, order in (
+        (None, list(range(6))),
+        (0, online_order(6, 0).tolist()),
+        (3, online_order(6, 3).tolist()),
+    ):
+        result = predict_folder(adapt(source, "soft", lr=1e-2), source, folder, 2, seed=seed)
+        adapter, p = adapt(source, "soft", lr=1e-2), torch.empty(6)
+        for part in torch.tensor(order).split(2):
+            p[part] = adapter(images[part]).softmax(-1).amax(-1).detach()
+        assert [line.probability for line in result.predictions] == pytest.approx(p.tolist(), abs=1e-6)
+        assert [line.path for line in result.predictions] == [str(path.relative_to(folder)) for path in paths]
+
+
+def test_what_was_predicted_before_an_interrupt_is_kept(source: Trained, folder: Path) -> None:
+    def interrupt(done: int, _: int) -> None:
+        if done >= 4:
+            raise KeyboardInterrupt
+
+    result = predict_folder(adapt(source, "soft"), source, folder, 2, progress=interrupt)
+    whole = predict_folder(adapt(source, "soft"), source, folder, 2)
+    assert (len(result.predictions), result.left) == (4, 2)
+    assert {*result.predictions} < {*whole.predictions}
+
+    def at_once(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    adapter = adapt(source, "soft")
+    adapter.register_forward_pre_hook(at_once)
+    with pytest.raises(KeyboardInterrupt):
+        predict_folder(adapter, source, folder, 2)
+
+
 def test_a_prediction_is_the_model_s(source: Trained, folder: Path) -> None:
     result = predict_folder(adapt(source, "erm"), source, folder, 6)
     for line in result.predictions:
@@ -61,7 +99,7 @@ def test_a_batch_of_bad_images_is_no_step(source: Trained, folder: Path) -> None
     for name in ("1.png", "2.png"):
         (folder / name).write_bytes(b"text")
     adapter = adapt(source, "soft")
-    result = predict_folder(adapter, source, folder, 2, skip_bad=True)
+    result = predict_folder(adapter, source, folder, 2, seed=None, skip_bad=True)
     assert len(result.predictions) == 4
     assert [line.split(":")[0].rsplit("/", 1)[-1] for line in result.bad] == ["1.png", "2.png"]
     assert adapter.steps_taken == 2
@@ -101,7 +139,7 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("method", ["soft", "tent", "cotta"])
 def test_the_adapted_model_predicts_as_the_adapter_did(method: str, source: Trained, folder: Path) -> None:
     adapter = adapt(source, method, lr=1e-2, predict="own")
-    result = predict_folder(adapter, source, folder, 3)
+    result = predict_folder(adapter, source, folder, 3, seed=None)
     model = adapted(source, adapter, result.last).model
     names = [line.path for line in result.predictions[-3:]]
     x = torch.stack([torch.from_numpy(np.asarray(Image.open(folder / name)) / 255) for name in names])
@@ -110,7 +148,7 @@ def test_the_adapted_model_predicts_as_the_adapter_did(method: str, source: Trai
 
 
 def test_statistics_settle_on_a_batch_that_was_not_cut_short(source: Trained, folder: Path) -> None:
-    result = predict_folder(adapt(source, "bn"), source, folder, 4)
+    result = predict_folder(adapt(source, "bn"), source, folder, 4, seed=None)
     names = [line.path for line in result.predictions]
     expected = torch.stack([torch.from_numpy(np.array(Image.open(folder / name))) for name in names[:4]])
     assert torch.equal(result.last.permute(0, 2, 3, 1), expected)

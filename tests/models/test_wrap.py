@@ -1,6 +1,7 @@
 """Classifiers that somebody brings: features and head are found, wrappers taken off, nothing is changed."""
 
 import copy
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -198,12 +199,27 @@ def test_methods_that_need_training_say_so_of_a_model_of_ones_own(net: nn.Module
         adapt(net, method)
 
 
+def test_vnl_without_a_linear_layer_says_that_it_misses_one() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with pytest.raises(AdapterError, match="needs the model's linear classifier and found none"):
+        adapt(net, "vnl")
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    net = Own()
+    with torch.no_grad():
+        next(net.parameters()).view(-1)[0] = math.nan
+    with pytest.raises(AdapterError, match=r"the weights '.*' of this model are not finite"):
+        adapt(net, "tent")
+
+
 def test_what_is_no_model_no_adapter_and_no_batch() -> None:
     with pytest.raises(AdapterError, match=r"expected a model, .* got 'resnet18'"):
         adapt("resnet18", "tent")  # type: ignore[arg-type]
     adapter = adapt(Own(), "tent", head="answer")
-    with pytest.raises(AdapterError, match="an adapter already"):
-        adapt(adapter, "tent")
+    for thing in (adapter, Guarded(adapter)):
+        with pytest.raises(AdapterError, match="an adapter already"):
+            adapt(thing, "tent")
     with pytest.raises(AdapterError, match=r"as a tensor .* got ndarray"):
         adapter(images().numpy())
     for thing in (Own(), Guarded(adapter)):

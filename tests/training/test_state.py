@@ -82,6 +82,19 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
         assert untimed(same) == untimed(header)
 
 
+def test_a_state_of_another_kind_of_device_is_refused(
+    spec: ModelSpec, make_sources: MakeSources, make_run: MakeRun, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainingError, match="stopped at iteration 10"):
+        train_model(spec, make_sources(), CONFIG, make_run(tmp_path, halt=("erm", 10)), {})
+    path = tmp_path / "state-erm.safetensors"
+    tensors, header = read_tensors(path)
+    tensors["noise"] = tensors["noise"][:16].clone()  # as long as the state of a GPU's generator
+    write_tensors(path, tensors, header)
+    with pytest.raises(CheckpointError, match="was made on another kind of device than cpu"):
+        train_model(spec, make_sources(), CONFIG, make_run(tmp_path, resume=True), {})
+
+
 def test_a_run_may_stop_again_and_again(
     spec: ModelSpec,
     make_sources: MakeSources,

@@ -25,6 +25,7 @@ class BatchNormOnly(Adapter):
     """
 
     still = True
+    takes_steps = False
     steady = True
 
     def adapt(self, x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ behind, optimizer and random generator included, so that loading it continues th
 """
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -40,6 +41,11 @@ PREDICTS = ("own", "before", "labels", "neighbors")
 PARAMETERS = ("all", "norm", "features", "head")
 HALF = (torch.float16, torch.bfloat16)
 OPTIMIZERS = ("adam", "sgd")
+# Options of what is updated by gradients, and how: idle where nothing is.
+OF_STEPS = ("lr", "steps", "parameters", "optimizer", "momentum", "pull", "horizon", "from_rest", "augment")
+# Pixels beyond which a batch is no image in [0, 1], noise and rounding allowed for: one that was normalized
+# already, or holds numbers up to 255.
+FARTHEST = (-1.0, 2.0)
 
 
 class Observed(NamedTuple):
@@ -130,6 +136,7 @@ class Adapter(nn.Module, ABC):
     """
 
     predicts: tuple[Predict, ...] = ("own",)
+    takes_steps = True  # whether anything is updated by gradients
     needs_features = False  # whether features and a linear head are indispensable
     own_scale = (
         False  # whether its logits are so scaled that their certainty does not compare with the model's
@@ -315,14 +322,20 @@ class Adapter(nn.Module, ABC):
         if not isinstance(x, Tensor):
             raise AdapterError(f"expected a batch of images as a tensor (N, C, H, W), got {type(x).__name__}")
         channels = self.model.channels
-        if x.ndim != 4 or x.shape[1] != (channels or x.shape[1]) or len(x) == 0:
+        if x.ndim != 4 or x.shape[1] != (channels or x.shape[1]) or x.numel() == 0:
             wanted = "C" if channels is None else channels
             raise AdapterError(f"expected a batch of images (N >= 1, {wanted}, H, W), got {tuple(x.shape)}")
         if not x.is_floating_point():
             raise AdapterError(f"expected images as floats in [0, 1], got {x.dtype}: divide by 255 first")
-        if not torch.isfinite(x).all():
+        low, high = torch.stack(x.aminmax()).tolist()  # not finite where any pixel is not
+        if not math.isfinite(low) or not math.isfinite(high):
             raise AdapterError(
                 "the batch holds pixels that are not finite: it was refused, nothing was updated"
+            )
+        if isinstance(self.model, Classifier) and not FARTHEST[0] <= low <= high <= FARTHEST[1]:
+            raise AdapterError(
+                f"expected images as floats in [0, 1], got pixels from {low:.3g} to {high:.3g}: this model "
+                "normalizes them itself"
             )
         return (x.clone() if x.is_inference() else x).to(next(self.model.parameters()).dtype)
 

@@ -20,6 +20,7 @@ class Erm(Adapter):
     """
 
     still = True
+    takes_steps = False
     steady = True
 
     def adapt(self, x: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ class Labels(Adapter):
     """
 
     still = True
+    takes_steps = False
     steady = True
     predicts = ("labels",)
     settings: VnlSettings

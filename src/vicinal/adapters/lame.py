@@ -78,6 +78,7 @@ class Lame(Adapter):
     """
 
     still = True
+    takes_steps = False
     settings: LameSettings
 
     def prepare(self, source: Trained) -> None:

@@ -1,16 +1,16 @@
 """The methods there are: registered by name, configured by options, set up on any model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 
-from vicinal.adapters.contract import Adapter, Settings
-from vicinal.adapters.statistics import StatisticsConfig
+from vicinal.adapters.contract import OF_STEPS, Adapter, Settings
+from vicinal.adapters.statistics import KINDS, StatisticsConfig
 from vicinal.checkpoint import Trained
-from vicinal.errors import AdapterError, ConfigError
+from vicinal.errors import AdapterError, ConfigError, LayersError
 from vicinal.models.backbones import Preprocessing
 from vicinal.models.classifier import Classifier
 from vicinal.models.wrap import Wrapped
@@ -64,8 +64,12 @@ def configure(defaults: Settings, options: dict[str, Any]) -> Settings:
     unknown = sorted(set(options) - known)
     if unknown:
         raise ConfigError(f"unknown option {', '.join(unknown)}: choose from {', '.join(sorted(known))}")
-    if isinstance(options.get("statistics"), str):
-        options = {**options, "statistics": replace(defaults.statistics, kind=options["statistics"])}
+    asked: Any = options.get("statistics", defaults.statistics)
+    if isinstance(asked, str):
+        kind: Any = asked
+        options = {**options, "statistics": replace(defaults.statistics, kind=kind)}
+    elif not isinstance(asked, StatisticsConfig):
+        raise ConfigError(f"statistics takes {', '.join(KINDS)} or a StatisticsConfig, not {asked!r}")
     return replace(defaults, **_by_name(options))
 
 
@@ -111,25 +115,18 @@ def adapt(
     it is unless `inplace`. Options override what was chosen on left-out source domains, which overrides the
     method's own defaults; another step size than the chosen one is taken as it is given.
     """
-    entry, options = METHODS[method], _by_name(options)
+    entry = METHODS[method]
     trained = source if isinstance(source, Trained) else bare(source, features, head)
     if isinstance(source, Trained) and (features or head):
         raise ConfigError("features and head are for models of your own: a trained one knows its layers")
-    kind = options.get("statistics", entry.defaults.statistics.kind)
-    by_kind = _by_name(_chosen(trained, method, kind.kind if isinstance(kind, StatisticsConfig) else kind))
-    fallbacks = entry.defaults.fallbacks(trained)
-    settings = configure(entry.defaults, {**fallbacks, **by_kind, **options})
-    changed = {name for name, value in options.items() if by_kind.get(name, _default(entry, name)) != value}
-    changed -= {*settings.idle}
-    void = {name for name, others in entry.defaults.chosen_with.items() if not changed.isdisjoint(others)}
-    if void:
-        by_kind = {name: value for name, value in by_kind.items() if name not in void}
-        settings = configure(entry.defaults, {**fallbacks, **by_kind, **options})
+    settings = settled(trained, method, options)
     try:
         with torch.inference_mode(False):  # tensors made in that mode could never be updated
             return entry.build(trained, settings, inplace)
-    except AdapterError:
-        if trained.backbone != BARE or entry.traits.training == "none":
+    except AdapterError as error:
+        # What can do without its training there misses a layer, not the training.
+        lacks_layer = isinstance(error, LayersError) and entry.defaults.fallbacks(trained)
+        if trained.backbone != BARE or entry.traits.training == "none" or lacks_layer:
             raise
         raise AdapterError(
             f"method '{method}' needs a model trained by vicinal ({entry.traits.training}): "
@@ -137,12 +134,37 @@ def adapt(
         ) from None
 
 
-def _chosen(trained: Trained, method: str, kind: str) -> dict[str, Any]:
-    """Return what left-out domains chose for a method on a kind of statistics.
+def settled(trained: Trained, method: str, options: Mapping[str, Any]) -> Settings:
+    """Return the settings of a method on a model: options given, over what was chosen, over its defaults."""
+    entry, options = METHODS[method], _by_name(dict(options))
+    chosen = what_holds(trained, method, options)
+    return configure(entry.defaults, {**entry.defaults.fallbacks(trained), **chosen, **options})
+
+
+def what_holds(trained: Trained, method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what left-out domains chose for a method, but for what says nothing once options differ."""
+    entry, options = METHODS[method], _by_name(dict(options))
+    chosen = _by_name(_chosen(trained, method, options))
+    settings = configure(entry.defaults, {**entry.defaults.fallbacks(trained), **chosen, **options})
+    changed = {name for name, value in options.items() if chosen.get(name, _default(entry, name)) != value}
+    changed -= {*idle(entry, settings)}
+    void = {name for name, others in entry.defaults.chosen_with.items() if not changed.isdisjoint(others)}
+    return {name: value for name, value in chosen.items() if name not in void}
+
+
+def idle(entry: Method, settings: Settings) -> tuple[str, ...]:
+    """Return the options that play no part in a method as it is told to run."""
+    return settings.idle if entry.build.takes_steps else (*settings.idle, *OF_STEPS)
+
+
+def _chosen(trained: Trained, method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what left-out domains chose for a method, on the kind of statistics that it runs on.
 
     Balanced ones are an average over the stream too: where nothing was chosen on them, step sizes and rule of
     these serve, though not how sure predictions are then.
     """
+    asked = options.get("statistics", METHODS[method].defaults.statistics.kind)
+    kind = asked.kind if isinstance(asked, StatisticsConfig) else str(asked)
     chosen: dict[str, dict[str, Any]] = trained.choice.get("methods", {}).get(method, {})
     if kind != "balanced" or kind in chosen:
         return chosen.get(kind, {})
@@ -157,10 +179,13 @@ def bare(net: nn.Module, features: str | None = None, head: str | None = None) -
     """Return somebody's classifier as a trained model about which nothing else is known."""
     if not isinstance(net, nn.Module):
         raise AdapterError(f"expected a model, an nn.Module or what vicinal.load returns, got {net!r}")
-    if isinstance(net, Adapter):
+    if any(isinstance(module, Adapter) for module in net.modules()):
         raise AdapterError("this is an adapter already: adapt the model it was made of")
     if not any(True for _ in net.parameters()):
         raise AdapterError("this model has no parameters: there is nothing to adapt")
+    broken = next((name for name, value in net.named_parameters() if not value.isfinite().all()), None)
+    if broken is not None:
+        raise AdapterError(f"the weights '{broken}' of this model are not finite: load it again")
     model = cast(Classifier, Wrapped(net, features, head))
     nothing = Preprocessing(size=0, channels=model.channels or 0, mean=(), std=())
     return Trained(model, BARE, classes=(), preprocessing=nothing, algorithm="unknown")

@@ -53,6 +53,7 @@ class SingleSample(Adapter):
     """
 
     steady = True
+    takes_steps = False
     needs_features = True
     settings: SingleSampleSettings
 

@@ -38,6 +38,7 @@ class T3A(Adapter):
     """
 
     still = True
+    takes_steps = False
     predicts = ("own", "before")
     needs_features = True
     own_scale = True

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args
 
-from vicinal.adapters.contract import Predict, Settings
+from vicinal.adapters.contract import OF_STEPS, Predict, Settings
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.checkpoint import Trained
 from vicinal.errors import ConfigError
@@ -16,6 +16,12 @@ WITH_ANCHOR = ("marginal", "anchored")
 WITH_SHARES = ("marginal", "neighbors")
 # Idle where no neighbor has a say:
 OF_VOTES = ("neighbors", "crowd", "crowd_limit", "tau", "voted", "rounds", "joint")
+# Idle where nothing is updated:
+OF_UPDATES = (
+    *OF_STEPS,
+    *(f"{name}_weight" for name in ("entropy", "neighbor", "share", "marginal", "anchor")),
+    *("window", "share_window", "doubt", "agreement", "agreement_window", "agreement_prior"),
+)
 # How neighbors may vote: once, or in rounds, by two views and in a larger crowd, which they then have where
 # they teach too (docs/experiments.md, section 46; with many classes `crowd_limit` makes it a smaller one).
 Votes = Literal["once", "rounds"]
@@ -105,8 +111,9 @@ class VnlSettings(Settings):
 
     @property
     def idle(self) -> tuple[str, ...]:
-        """The options of votes, where nobody votes."""
-        return () if "neighbors" in (self.predict, self.update) else OF_VOTES
+        """The options of votes, where nobody votes, and those of updates, where nothing is updated."""
+        of_votes = () if "neighbors" in (self.predict, self.update) else OF_VOTES
+        return of_votes if self.update != "none" else (*of_votes, *OF_UPDATES)
 
     def crowd_size(self, classes: int) -> int:
         """Return among how many images neighbors are sought."""

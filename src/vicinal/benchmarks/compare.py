@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vicinal.adapters.contract import Adapter
-from vicinal.adapters.methods import adapt
+from vicinal.adapters.methods import adapt, what_holds
 from vicinal.checkpoint import Trained
 from vicinal.data.domains import Roles, TargetDomain
 from vicinal.data.pixels import resident
@@ -70,7 +70,7 @@ def compare(
                 algorithm=source_algorithm(trained),
                 method=entry.method,
                 seed=seed,
-                protocol={**_protocol(trained, spec), "parameters": _count(adapter)},
+                protocol={**_protocol(trained, spec, entry), "parameters": _count(adapter)},
             )
             outcome = passes.run(adapter)
             record = score(adapter, stream, outcome, answers, setup)
@@ -111,13 +111,19 @@ def _count(adapter: Adapter) -> int:
     return sum(parameter.numel() for parameter in adapter.parameters())
 
 
-def _protocol(trained: Trained, spec: StreamSpec) -> dict[str, Any]:
+def _protocol(trained: Trained, spec: StreamSpec, entry: Entry) -> dict[str, Any]:
     alpha = {"alpha": spec.alpha} if spec.kind == "label_shift" else {}
-    chosen = "rule and step sizes on left-out source domains" if trained.choice else "the methods' defaults"
     return {
         "training": trained.config,
         "provenance": trained.provenance,
         "trained_as": trained.algorithm,
-        "selection": f"source validation; {chosen}",
+        "selection": f"model on source validation images; {_selection(trained, entry)}",
         **alpha,
     }
+
+
+def _selection(trained: Trained, entry: Entry) -> str:
+    """Return what of a method's options was chosen, and what was given."""
+    chosen = sorted({*what_holds(trained, entry.method, entry.options)} - {*entry.options})
+    what = f"{', '.join(chosen)} on left-out source domains" if chosen else "nothing else"
+    return f"{what}; given: {', '.join(sorted(entry.options))}" if entry.options else what

@@ -102,6 +102,8 @@ def prepare_training(
     settled = settle(request)  # cheap checks come before the images are read
     entry = DATASETS[request.data] if request.data in DATASETS else None  # noqa: SIM401
     data = data or load_for(request, decoding)
+    if len(data.classes) < 2:
+        raise DataError(f"'{data.name}' has one class, '{data.classes[0]}': a classifier needs two or more")
     min_sources = entry.min_sources if entry else MIN_SOURCES
     targets = request.targets or _default_targets(request.data, data)
     roles = assign_roles(data, targets, min_sources, request.sources)

@@ -1,6 +1,7 @@
 """What the commands share: the console, options that mean the same everywhere, and their checks."""
 
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,6 +46,15 @@ def at_least_one(value: int, option: str) -> int:
     if value < 1:
         raise ConfigError(f"{option} must be at least 1, not {value}")
     return value
+
+
+def ready(folder: Path) -> Path:
+    """Return a folder that takes files, or can be made: what would fail is told before the work."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise ConfigError(f"{there} is a file: choose another --out")
+    with tempfile.TemporaryFile(dir=there):
+        return folder
 
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """One thin function each for demo, train, evaluate and adapt."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +9,7 @@ import typer
 
 from vicinal import __version__
 from vicinal.adapters.guard import Guarded
-from vicinal.adapters.methods import METHODS, adapt, configure, servable
+from vicinal.adapters.methods import METHODS, adapt, configure, idle, servable, settled
 from vicinal.adapters.statistics import KINDS
 from vicinal.adapters.vnl import Vnl
 from vicinal.benchmarks.compare import Entry, compare
@@ -36,6 +37,7 @@ from vicinal.cli.console import (
     method_options,
     out,
     pairs,
+    ready,
 )
 from vicinal.data.catalog import DATASETS
 from vicinal.data.streams import STREAMS, StreamSpec
@@ -75,6 +77,7 @@ def demo(
 ) -> None:
     """Train on rotated digits and compare every method: no download, about three minutes on two cores."""
     started = time.perf_counter()
+    ready(out_dir)
     numbers = tuple(range(seed, seed + at_least_one(seeds, "--seeds")))
     sizes = MORE_STEP_SIZES if thorough else STEP_SIZES
     config = DemoConfig(seeds=numbers, step_sizes=sizes, device=device_named(device))
@@ -207,8 +210,8 @@ def train(
     )
     place = device_named(device)
     folder = out_dir or Path("runs") / "-".join([Path(data).name, *(target or [])])
-    if (folder / "model.safetensors").exists() and not resume:
-        raise ConfigError(f"{folder} already holds a model: choose another --out, or pass --resume")
+    if not resume:
+        _unused(folder)
     with Bars(out) as bars:
         prepared = prepare_training(request, lambda done, total: bars.count("decode", "images", done, total))
         trained = train_source_model(
@@ -253,9 +256,12 @@ def evaluate(
     """Adapt along the target's stream with each method; print a table, append to records.jsonl."""
     trained = load(run, device_named(device))
     names = _methods(methods, trained)
-    folder = out_dir or (run if run.is_dir() else run.parent)
+    for name in names:
+        _note_idle(trained, name, statistics, lr if METHODS[name].build.takes_steps else None, option)
+    folder = ready(out_dir or (run if run.is_dir() else run.parent))
     entries = [Entry(name, _given(name, statistics, lr, option)) for name in names]
     spec = StreamSpec(stream, batch_size, alpha)
+    _note_seen(trained, data, target or ())
     records = []
     with Bars(out) as bars:
         roles = roles_for(
@@ -290,6 +296,9 @@ def adapt_command(
     ] = None,
     option: Options = None,
     batch_size: Annotated[int, typer.Option(help="Images adapted to at once.")] = 20,
+    in_order: Annotated[
+        bool, typer.Option("--in-order", help="Images arrive by name, as where names are times; else drawn.")
+    ] = False,
     out_dir: Annotated[Path, typer.Option("--out", help="Where predictions.csv goes.")] = Path("adapted"),
     save_model: Annotated[bool, typer.Option("--save-model", help="Also write the adapted model.")] = False,
     no_guard: Annotated[
@@ -301,29 +310,36 @@ def adapt_command(
 ) -> None:
     """Adapt to a folder of images and write a label, its probability and the entropy for each.
 
-    For methods that draw the latent classifier w there is a spread over the draws as well.
+    Images arrive in an order drawn by --seed: where names go by class, each batch would be of one class, and
+    methods that adapt online are misled by that. For methods that draw the latent classifier w there is a
+    spread over the draws as well. Interrupted, it writes what it has predicted.
     """
     METHODS[method]
     trained = load(checkpoint, device_named(device))
     adapter = adapt(trained, method, **{"seed": seed, **_given(method, statistics, lr, option)})
+    _note_idle(trained, method, statistics, lr, option)
     guarded = None if no_guard else Guarded(adapter)
     size = at_least_one(batch_size, "--batch-size")
+    ready(out_dir)
     with Bars(out) as bars:
         result = predict_folder(
             guarded or adapter,
             trained,
             folder,
             size,
+            seed=None if in_order else seed,
             skip_bad=skip_bad,
             progress=lambda done, total: bars.count("adapt", method, done, total),
         )
     write_predictions(out_dir / "predictions.csv", result.predictions)
-    if save_model:
+    if save_model and not result.left:
         save(out_dir / "model.safetensors", adapted(trained, adapter, result.last))
     list_bad(result.bad)
     if guarded is not None:
         out.print(guarded.report(), style="yellow" if guarded.events else "dim", markup=False)
     out.print(f"{len(result.predictions)} predictions in {out_dir / 'predictions.csv'}")
+    if result.left:
+        raise KeyboardInterrupt(f"interrupted: {result.left} images are left, and no model was saved")
 
 
 @app.callback(invoke_without_command=True)
@@ -341,6 +357,41 @@ def _methods(text: str, trained: Trained) -> list[str]:
     if not names:
         raise ConfigError("--methods is empty: name at least one, or all")
     return names
+
+
+def _unused(folder: Path) -> None:
+    """Raise if a folder holds a model, or a training that has not come to its end."""
+    if (folder / "model.safetensors").exists():
+        raise ConfigError(f"{folder} already holds a model: choose another --out, or pass --resume")
+    if any(folder.glob("**/state-*.safetensors")):
+        raise ConfigError(
+            f"{folder} holds a training that was stopped: go on with --resume, or choose another --out"
+        )
+
+
+def _note_seen(trained: Trained, data: str | None, targets: Sequence[str]) -> None:
+    """Say so if a target is a domain that the model was trained on."""
+    facts = trained.provenance
+    seen = [] if data not in (None, facts.get("dataset")) else facts.get("sources", [])
+    for target in targets:
+        if target in seen:
+            out.print(
+                f"the model was trained on '{target}': its figures are not those of a domain it never saw",
+                style="yellow",
+                markup=False,
+            )
+
+
+def _note_idle(
+    trained: Trained, method: str, statistics: str | None, lr: float | None, texts: list[str] | None
+) -> None:
+    """Say so if options that were given play no part, as a step size where nothing is updated."""
+    given = _given(method, statistics, lr, texts)
+    settings = settled(trained, method, given)
+    names = [name for name in given if name in idle(METHODS[method], settings)]
+    if names:
+        verb = "plays" if len(names) == 1 else "play"
+        out.print(f"{method}: {', '.join(names)} {verb} no part here", style="yellow", markup=False)
 
 
 def _given(method: str, statistics: str | None, lr: float | None, texts: list[str] | None) -> dict[str, Any]:

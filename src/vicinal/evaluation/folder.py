@@ -14,6 +14,7 @@ from vicinal.adapters.guard import Guarded
 from vicinal.checkpoint import Trained
 from vicinal.data.files import list_images, printable
 from vicinal.data.images import decode_all
+from vicinal.data.streams import online_order
 from vicinal.data.transforms import to_float
 from vicinal.errors import DataError
 from vicinal.models.classifier import Classifier
@@ -39,6 +40,7 @@ class FolderResult:
     predictions: list[Prediction]
     bad: list[str]
     last: Tensor  # images of the last batch that was not cut short, for statistics to be settled on
+    left: int = 0  # images that were not come to, since somebody interrupted
 
 
 def predict_folder(
@@ -47,31 +49,43 @@ def predict_folder(
     folder: Path,
     batch_size: int,
     *,
+    seed: int | None = 0,
     skip_bad: bool = False,
     progress: Progress | None = None,
 ) -> FolderResult:
-    """Adapt along the images of a folder, in order of their names, and return a prediction for each.
+    """Adapt along the images of a folder and return a prediction for each, in order of their names.
 
-    Images are decoded batch by batch, so that a folder of any size fits.
+    They arrive in an order drawn by `seed`: names often go by class, and whatever adapts online is misled by
+    streams of one class after another. None: they arrive by name, as where names are times. Images are
+    decoded batch by batch, so that a folder of any size fits. What was predicted when somebody interrupts is
+    returned.
     """
     paths = list_images(folder)
-    predictions: list[Prediction] = []
+    order = range(len(paths)) if seed is None else online_order(len(paths), seed).tolist()
+    found: dict[int, Prediction] = {}
     bad: list[str] = []
     last: Tensor | None = None
-    for start in range(0, len(paths), batch_size):
-        part = paths[start : start + batch_size]
-        fed = trained.preprocessing
-        images, kept, broken = decode_all(part, fed.size, fed.channels, skip_bad, fit=fed.fit)
-        bad += broken
-        if kept:
-            names = [printable(part[index].relative_to(folder)) for index in kept]
-            predictions += _predict(adapter, images, names, trained.classes)
-            last = images if last is None or len(images) >= len(last) else last
-        if progress is not None:
-            progress(start + len(part), len(paths))
+    done = 0
+    try:
+        for start in range(0, len(paths), batch_size):
+            numbers = order[start : start + batch_size]
+            part, fed = [paths[number] for number in numbers], trained.preprocessing
+            images, kept, broken = decode_all(part, fed.size, fed.channels, skip_bad, fit=fed.fit)
+            if kept:
+                names = [printable(part[index].relative_to(folder)) for index in kept]
+                told = _predict(adapter, images, names, trained.classes)
+                found |= zip((numbers[index] for index in kept), told, strict=True)
+                last = images if last is None or len(images) >= len(last) else last
+            bad += broken
+            done += len(part)
+            if progress is not None:
+                progress(done, len(paths))
+    except KeyboardInterrupt:
+        if last is None:
+            raise
     if last is None:
         raise DataError(f"{folder}: none of its {len(paths)} images could be read")
-    return FolderResult(predictions, bad, last)
+    return FolderResult([found[number] for number in sorted(found)], bad, last, len(paths) - done)
 
 
 def _predict(

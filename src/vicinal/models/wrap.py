@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vicinal.errors import AdapterError, UnknownNameError
+from vicinal.errors import AdapterError, LayersError, UnknownNameError
 from vicinal.models.classifier import computing_in
 from vicinal.types import Head
 
@@ -48,7 +48,7 @@ class Wrapped(nn.Module):
         """The rows and bias of the head, cut off from the graph."""
         layer = self.net.get_submodule(self.head_name) if self.head_name else None
         if not isinstance(layer, nn.Linear):
-            raise AdapterError(
+            raise LayersError(
                 "this method needs the model's linear classifier and found none: "
                 "name its last nn.Linear, as in adapt(model, method, head='classifier.3')"
             )

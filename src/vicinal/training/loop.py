@@ -134,7 +134,7 @@ def _finite(terms: Terms, iteration: int) -> dict[str, float]:
     if bad:
         raise TrainingError(
             f"the loss ({', '.join(bad)}) is not finite at iteration {iteration}: "
-            "the last good checkpoint was kept; lower the learning rates"
+            "lower the learning rates (what was saved before is as it was)"
         )
     return values
 

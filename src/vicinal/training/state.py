@@ -89,7 +89,13 @@ def load_state(path: Path, learner: Learner, best: Best, stage: str, facts: Fact
     best.iteration = header["best_iteration"]
     _load_optimizer(learner.optimizer, _under("optimizer.", tensors))
     learner.draws.set_state(tensors["draws"])
-    learner.noise.set_state(tensors["noise"])
+    try:
+        learner.noise.set_state(tensors["noise"])
+    except RuntimeError:  # draws on a GPU and on a CPU are not the same, nor are their states
+        raise CheckpointError(
+            f"{path}: was made on another kind of device than {learner.device}: "
+            "go on there, or start anew in another folder"
+        ) from None
     learner.seconds = header.get("seconds", 0.0)
     iteration: int = header["iteration"]
     return iteration
