@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/learned-steps"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / "records.jsonl"
+    path = args.out / "steps.jsonl"
     if path.exists():
         parser.error(f"{path} is there already: choose another --out")
     jobs = [
