@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vicinal.benchmarks.spec import Figure, Spec
+from vicinal.benchmarks.spec import Expect, Figure, Spec
 from vicinal.evaluation.example import Example, save_examples
 from vicinal.evaluation.record import Record
 from vicinal.report.benchmark import write_benchmark
@@ -175,6 +175,27 @@ def test_expectations_are_told(folder: Path) -> None:
         "not measuredBatches of 20: Cited et al. at least 1.0",
     ):
         assert line in text
+
+
+def test_of_many_expectations_those_that_were_met_are_folded(
+    digits_spec: Spec, digits_records: list[Record], tmp_path: Path
+) -> None:
+    met = tuple(Expect("This paper", "Batches of 20", at_least=float(level)) for level in range(9))
+    write_benchmark(replace(digits_spec, expects=(*met, *digits_spec.expects)), digits_records, tmp_path)
+    page = page_of(tmp_path)
+    shown, folded = page.text[page.text.index("Expectations:") :].split("11 met", 1)
+    assert "11 of 13 met" in shown
+    assert "missed" in shown
+    assert "not measured" in shown
+    assert "at least 85.0" not in shown
+    assert folded[: folded.index("The paper's figures")].count("at least") == 10
+    assert next(found for tag, found in page.tags if tag == "details") == {"class": "fold"}
+
+
+def test_a_note_may_have_paragraphs(digits_spec: Spec, digits_records: list[Record], tmp_path: Path) -> None:
+    write_benchmark(replace(digits_spec, note="One\nline.\n\nAnother.\n"), digits_records, tmp_path)
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<p>One\nline.</p>\n<p>Another.</p>" in html
 
 
 def test_the_protocol_of_every_cell_is_a_link_away(folder: Path) -> None:

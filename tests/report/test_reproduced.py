@@ -125,6 +125,13 @@ def test_below_a_table_of_calibration_errors_stands_what_chance_makes_of_them(tm
         assert "by chance" not in (tmp_path / "README.md").read_text(), "of accuracy, or without bins"
 
 
+def test_paragraphs_of_a_note_are_paragraphs_of_the_readme(tmp_path: Path) -> None:
+    write_readme(
+        replace(SPEC, note="One\nline.\n\nAn_other.\n"), records(), tmp_path, "vicinal reproduce made"
+    )
+    assert "\n```\n\nOne line.\n\nAn\\_other.\n\n## Digits" in (tmp_path / "README.md").read_text()
+
+
 def test_a_quick_run_says_that_it_means_nothing(tmp_path: Path) -> None:
     write_readme(SPEC, records(quick=True), tmp_path, "vicinal reproduce made --quick")
     assert "its figures mean nothing" in (tmp_path / "README.md").read_text()

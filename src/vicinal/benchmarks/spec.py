@@ -85,7 +85,7 @@ class Spec:
     title: str
     aliases: tuple[str, ...] = ()  # what else it is called, as table1
     paper: str = ""
-    note: str = ""
+    note: str = ""  # in paragraphs, if blank lines part it
     metric: str = ACCURACY
     seeds: int = 5
     one_choice: bool = False  # phi, rule and step sizes that seed 0 came to serve every seed
@@ -93,6 +93,11 @@ class Spec:
     rows: tuple[Row, ...] = ()
     figures: tuple[Figure, ...] = ()
     expects: tuple[Expect, ...] = ()
+
+    @property
+    def paragraphs(self) -> tuple[str, ...]:
+        """Return the paragraphs of the note."""
+        return tuple(part.strip() for part in self.note.split("\n\n") if part.strip())
 
     def setting(self, name: str) -> Setting:
         """Return the column of that name."""

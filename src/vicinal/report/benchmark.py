@@ -83,7 +83,7 @@ def _values(
     measured = [row for row in board.rows if any(row in column.complete for column in board.columns)]
     values = {
         "title": _title(spec, board),
-        "note": "" if spec is None else spec.note,
+        "note": () if spec is None else spec.paragraphs,
         "other_nets": [] if spec is None or board.quick else other_nets(spec, board),
         "quick": board.quick,
         "facts": facts_of(spec, board),

@@ -102,7 +102,8 @@ def write_readme(
     """Write the README of a benchmark's folder: its command, tables, what was expected, what is missing."""
     board = make_board(spec, records)
     lines = [f"# {markdown_text(spec.title)}", "", f"{spec.paper}." if spec.paper else ""]
-    lines += ["", "```", command, "```", "", markdown_text(spec.note)]
+    lines += ["", "```", command, "```"]
+    lines += [line for part in spec.paragraphs for line in ("", markdown_text(part))]
     lines += [line for other in other_nets(spec, board) for line in ("", f"**{markdown_text(other)}**")]
     if board.quick:
         lines += ["", f"**{QUICK}**"]
