@@ -198,6 +198,13 @@ class SlowStream:
         self.images, self.settled = self.images + self.counts(x), True
         return told
 
+    @torch.no_grad()
+    def carry(self, x: Tensor, joined: list[Pair]) -> None:
+        """Carry the average along with an update; `joined`: what every layer saw as the batch joined it."""
+        for layer, pair in zip(self.layers, joined, strict=True):
+            layer.before = pair
+        self.run(x, takes=True)
+
     def counts(self, x: Tensor) -> float:
         """Return what the images of a batch count together."""
         return sum(self.layers[0].each or [1.0] * len(x))

@@ -126,20 +126,66 @@ def test_the_average_is_carried_along_by_updates(
         check_buffers(adapter, slow.average)
 
 
-def test_what_is_predicted_before_the_update_is_in_the_average_once(
-    make_source: Any, images: Any, slow_stream: Any
+@pytest.mark.parametrize("follow", [True, False])
+def test_what_is_predicted_before_the_update_joins_once_and_is_carried_along_after_it(
+    make_source: Any, images: Any, slow_stream: Any, follow: bool
 ) -> None:
     source = make_source()
-    adapter = adapt(source, "tent", statistics="stream", lr=LR, parameters="all")
+    statistics = StatisticsConfig("stream", follow_updates=follow)
+    adapter = adapt(source, "tent", statistics=statistics, lr=LR, parameters="all")
     slow = slow_stream(source)
     optimizer = torch.optim.Adam(slow.model.parameters(), lr=LR)
-    for seed, count in enumerate((6, 9, 4)):
+    for seed, count in enumerate((6, 9, 1)):
         x = images(count, seed)
         torch.testing.assert_close(adapter(x), slow.predict(x), **CLOSE)
-        check_buffers(adapter, slow.average)
+        joined = [layer.seen for layer in slow.layers]
         optimizer.zero_grad()
         torch.distributions.Categorical(logits=slow.look(x)).entropy().mean().backward()
         optimizer.step()
+        if follow:
+            slow.carry(x, joined)
+        check_buffers(adapter, slow.average)
+
+
+OF_OTHERS: dict[str, dict[str, Any]] = {
+    "tent": {},
+    "pl": {"threshold": 0.0},
+    "shot_im": {},
+    "sar": {"margin": 10.0},
+    "eata": {"margin": 1.1, "similarity": 2.0},
+    "delta": {"renormalize": False},
+    "tast_bn": {},
+    "cotta": {"teacher_weight": 0.5},
+    "rotta": {"norm_rate": None, "update_every": 12, "teacher_rate": 0.5},
+}
+
+
+@pytest.mark.parametrize("predict", ["own", "before"])
+@pytest.mark.parametrize("method", OF_OTHERS)
+def test_no_method_leaves_an_average_of_features_that_are_no_more(
+    make_source: Any, images: Any, method: str, predict: str
+) -> None:
+    source, x = make_source(), images(12, 0)
+    # An average that is the newest batch: along one and the same it has to be what its layers are fed.
+    statistics = StatisticsConfig("stream", floor=1.0)
+    options = {"predict": predict, "parameters": "all", "lr": 1e-3, "augment": None} | OF_OTHERS[method]
+    adapter = adapt(source, method, statistics=statistics, **options)
+    start = copy.deepcopy(adapter.predictor[0].state_dict())
+    for _ in range(3):
+        adapter(x)
+    models = {id(model): model for model in (adapter.model, adapter.predictor[0])}
+    for model in models.values():
+        assert any(not torch.equal(value, start[name]) for name, value in model.named_parameters())
+        fed: list[torch.Tensor] = []
+        layers = norms(model)
+        hooks = [layer.register_forward_pre_hook(lambda _, given: fed.append(given[0])) for layer in layers]
+        model.eval()(x)
+        for hook in hooks:
+            hook.remove()
+        for layer, given in zip(layers, fed, strict=True):
+            mean, variance = given.mean((0, 2, 3)), given.var((0, 2, 3), correction=0)
+            torch.testing.assert_close(layer.running_mean, mean, rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(layer.running_var, variance, rtol=1e-2, atol=1e-3)
 
 
 def test_a_blend_of_batch_and_source(make_source: Any, images: Any, slow_stream: Any) -> None:

@@ -224,6 +224,7 @@ class Adapter(nn.Module, ABC):
         self.observed = None
         with torch.enable_grad():
             made = {"logits": self.adapt(x).detach()}
+        self.norm.carry(self.model, x)
         self.norm.end(made["logits"])
         self.seen += len(x)
         if self.draws is not None:

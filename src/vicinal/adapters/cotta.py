@@ -100,6 +100,7 @@ class Cotta(Adapter):
             self._learn(x, labels.softmax(-1))
             self.teacher.follow(self.model, 1 - self.settings.teacher_weight)
             self._restore()
+        self.teacher.carry(x)
         return report(self, self.teacher, *(told or self.teacher(x)))
 
     def _labels(self, x: Tensor) -> tuple[Tensor, Tensor]:

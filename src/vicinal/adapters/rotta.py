@@ -113,6 +113,7 @@ class Rotta(Adapter):
             self.norm.settle(self.model, x)
         z, logits = self.teacher(x) if not self._robust else self._kept(x)
         self._remember_and_learn(x, logits)
+        self.teacher.carry(x)
         if self.settings.predict == "own":
             z, logits = self.teacher(x) if not self._robust else self._kept(x)
         return report(self, self.teacher, z, logits)

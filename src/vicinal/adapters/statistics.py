@@ -92,6 +92,7 @@ class NormStatistics(nn.Module):
         self._activations = Activations(model)
         self._before: dict[Use, Moments] = {}  # of the batch's first pass, under the weights it met
         self._settled = False  # whether the batch is in the average
+        self._moved = False  # whether weights have moved since
         self._weights: dict[int, Tensor] = {}  # of this step: what a batch of so many images weighs
         device = next(model.parameters()).device
         self.register_buffer("seen", torch.zeros((), dtype=torch.double, device=device))
@@ -113,7 +114,7 @@ class NormStatistics(nn.Module):
 
     def begin(self, x: Tensor | None = None) -> None:
         """Expect a new batch; forget the step before, finished or not."""
-        self._before, self._settled, self._weights = {}, False, {}
+        self._before, self._settled, self._moved, self._weights = {}, False, False, {}
         if self._beside:
             self.weighed = self._beside[0].weighed
         elif self._balance:
@@ -179,6 +180,30 @@ class NormStatistics(nn.Module):
             with running(self._layers, on_batch=self.config.kind == "batch" and images > 1):
                 yield
             return
+        with self._joining(images):
+            yield
+        if self._owner(images) == "stream":
+            self.seen += self._counts(images)
+
+    def moved(self) -> None:
+        """Take note that an update has moved the weights."""
+        self._moved = True
+
+    @torch.no_grad()
+    def carry(self, model: nn.Module, x: Tensor) -> None:
+        """Carry the average along with updates that came after the batch had joined it, in a pass of its own.
+
+        What is predicted before the update joins under weights that are then given up; without this the next
+        batch would meet an average of features that are no more.
+        """
+        late = self._settled and self._moved and self.config.follow_updates
+        if late and self._averages(len(x)) and self._owner(len(x)) == "stream":
+            with self._joining(len(x)):  # of which it has no further share
+                model(x)
+
+    @contextmanager
+    def _joining(self, images: int) -> Iterator[None]:
+        """Set the mode of a pass that runs on the average with the batch in it, and keep that average."""
         uses, owner, share = Uses(), self._owner(images), self._share(images)
         follows, told = self.config.follow_updates and owner == "stream", self.weighed
 
@@ -198,11 +223,9 @@ class NormStatistics(nn.Module):
         with self._activations.saved(), running(self._layers, values, on_batch=False):
             yield
         # Only now: a pass that fails leaves the averages as they were.
-        self._before, self._settled, self._weights = uses.batch, True, {}
+        self._before, self._settled, self._moved, self._weights = uses.batch, True, False, {}
         joined = {"stream": uses.average, "home": uses.home} if owner == "stream" else {}
         self._keep({"running": uses.used, **joined})
-        if joined:
-            self.seen += self._counts(images)
 
     def _put_out(self, use: Use, instead: Lent | Tensor, rectified: bool) -> Lent | Tensor:
         """Return what a layer runs on, or what it is to put out, of which the activations take note."""

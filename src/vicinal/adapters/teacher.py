@@ -50,6 +50,11 @@ class Follower(nn.Module):
     def follow(self, model: nn.Module, weight: float) -> None:
         """Move toward a model: theta' + weight (theta - theta'), all parameters."""
         torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), weight)
+        self.norm.moved()
+
+    def carry(self, x: Tensor) -> None:
+        """Carry the statistics along with what it has followed since the batch was taken in."""
+        self.norm.carry(self.model, x)
 
 
 def report(adapter: Adapter, follower: Follower, z: Tensor, logits: Tensor) -> Tensor:
