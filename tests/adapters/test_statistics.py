@@ -147,6 +147,16 @@ def test_what_is_predicted_before_the_update_joins_once_and_is_carried_along_aft
         check_buffers(adapter, slow.average)
 
 
+def fed_to(layers: list[Any], model: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return what every layer is fed in a pass."""
+    fed: list[torch.Tensor] = []
+    hooks = [layer.register_forward_pre_hook(lambda _, given: fed.append(given[0])) for layer in layers]
+    model(x)
+    for hook in hooks:
+        hook.remove()
+    return fed
+
+
 OF_OTHERS: dict[str, dict[str, Any]] = {
     "tent": {},
     "pl": {"threshold": 0.0},
@@ -176,13 +186,7 @@ def test_no_method_leaves_an_average_of_features_that_are_no_more(
     models = {id(model): model for model in (adapter.model, adapter.predictor[0])}
     for model in models.values():
         assert any(not torch.equal(value, start[name]) for name, value in model.named_parameters())
-        fed: list[torch.Tensor] = []
-        layers = norms(model)
-        hooks = [layer.register_forward_pre_hook(lambda _, given: fed.append(given[0])) for layer in layers]
-        model.eval()(x)
-        for hook in hooks:
-            hook.remove()
-        for layer, given in zip(layers, fed, strict=True):
+        for layer, given in zip(norms(model), fed_to(norms(model), model.eval(), x), strict=True):
             mean, variance = given.mean((0, 2, 3)), given.var((0, 2, 3), correction=0)
             torch.testing.assert_close(layer.running_mean, mean, rtol=1e-3, atol=1e-3)
             torch.testing.assert_close(layer.running_var, variance, rtol=1e-2, atol=1e-3)

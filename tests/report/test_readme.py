@@ -26,7 +26,8 @@ PACS = {
     "stream statistics, no update": "Stream statistics, meta-trained",
     "best other on batch statistics": "Tent, meta-trained",
     "best other on stream statistics": "SHOT-IM, stream statistics, meta-trained",
-    "entropy minimisation on the schedule": "Soft pseudo label, stream statistics, steps as ours, meta-trained",
+    "entropy minimisation on the schedule": "Soft pseudo label, stream statistics, steps as ours, "
+    "meta-trained",
     "the same with the votes": "vnl, entropy alone",
     "the paper's rule": "This paper, as published",
     "`vnl`, one round of votes": "vnl, one round of votes",

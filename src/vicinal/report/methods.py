@@ -32,6 +32,10 @@ def index_page() -> str:
         'Each is `vicinal.adapt(model, "name")` and runs on batch, source, blended, stream or balanced',
         "statistics, its own paper's choice being the default. Written from the code by `make docs`.",
         "",
+        "The average over the stream starts from the source's statistics. On batch statistics a batch of one joins",
+        "an average over those that came alone, since larger batches are normalized by themselves. On stream and",
+        "balanced statistics a method that predicts before its update takes one forward pass more, after it.",
+        "",
         f"| {' | '.join(head)} |",
         f"|{'---|' * len(head)}",
     ]
