@@ -26,6 +26,7 @@ TABLES: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
         ),
         "ablation": ("ablation", {"only": ("pacs",), "seeds": 1, "iterations": 300, **RESNET}),
         "complex_scenarios": ("complex_scenarios", RESNET),
+        "inner-step": (str(ROOT / "benchmarks" / "inner_step.toml"), {}),
         "joint": (str(ROOT / "benchmarks" / "joint.toml"), {}),
         "pacs-lite": (
             str(ROOT / "benchmarks" / "pacs_lite.toml"),

@@ -10,12 +10,12 @@
 
 The pass that predicts a batch is also the one that takes it into the average: each layer sees what the layers
 before it have normalized that way. An update that comes after it is followed by a pass that carries the
-average along. Updates run on the same values, but their gradient is that of batch statistics (batch renormalization),
-save on source statistics: with an average inside the gradient every method collapses. Balanced, an image
-counts the less the more frequent its class is along the stream, and so much of the statistics is the source's
-as classes are missing (`vicinal.adapters.balance`). A batch of one cannot make statistics: it joins the
-stream average and runs on it; on batch statistics that is an average over those that came alone. Networks
-without BatchNorm have no such statistics and all kinds are one.
+average along. Updates run on the same values, but their gradient is that of batch statistics (batch
+renormalization), save on source statistics: with an average inside the gradient every method collapses.
+Balanced, an image counts the less the more frequent its class is along the stream, and so much of the
+statistics is the source's as classes are missing (`vicinal.adapters.balance`). A batch of one cannot make
+statistics: it joins the stream average and runs on it; on batch statistics that is an average over those that
+came alone. Networks without BatchNorm have no such statistics and all kinds are one.
 """
 
 from collections.abc import Iterator, Mapping

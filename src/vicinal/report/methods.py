@@ -34,7 +34,7 @@ def index_page() -> str:
         "",
         "The average over the stream starts from the source's statistics. On batch statistics a batch of one",
         "joins an average over those that came alone, since larger batches are normalized by themselves. On",
-        "stream and balanced statistics a method that predicts before its update takes one forward pass more.",
+        "stream and balanced statistics a method that predicts before its update takes a forward pass more.",
         "",
         f"| {' | '.join(head)} |",
         f"|{'---|' * len(head)}",
