@@ -94,6 +94,30 @@ def test_updates_run_on_its_values_and_carry_both_parts_along(
     assert counter.agreed > 0.5, "so that shares are believed, at least in part"
 
 
+def test_both_parts_are_carried_along_with_an_update_after_the_prediction(
+    make_source: Any, images: Any, slow_stream: Any
+) -> None:
+    source = make_source()
+    adapter = adapt(source, "tent", statistics="balanced", lr=LR, parameters="all")
+    slow = slow_stream(source)
+    counter, optimizer = Counter(slow, source), torch.optim.Adam(slow.model.parameters(), lr=LR)
+    for seed, count in enumerate((6, 30, 9, 1)):
+        x = images(count, seed)
+        counter.begin(x)
+        found = adapter(x)
+        torch.testing.assert_close(found, slow.take(x)[1].detach(), **CLOSE)
+        joined = [layer.seen for layer in slow.layers]
+        optimizer.zero_grad()
+        torch.distributions.Categorical(logits=slow.look(x)).entropy().mean().backward()
+        optimizer.step()
+        slow.carry(x, joined)
+        counter.end(found)
+    homes = [layer.home[0] for layer in slow.layers]
+    assert any(not torch.equal(home, layer.source[0]) for home, layer in zip(homes, slow.layers, strict=True))
+    for index, home in enumerate(homes):
+        torch.testing.assert_close(adapter.norm.get_buffer(f"home_mean_{index}"), home, **CLOSE)
+
+
 def one_class(adapter: Any, x: Tensor) -> Tensor:
     """Return the images of a batch that the source takes for its most frequent class."""
     c = adapter.source.model.eval()(x).argmax(-1)
