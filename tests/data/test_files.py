@@ -17,6 +17,7 @@ from vicinal.data.files import (
     natural_key,
     plain_file,
     printable,
+    strangers,
     visible,
     walk,
 )
@@ -222,8 +223,20 @@ def test_listing_images_of_what_is_none(tmp_path: Path) -> None:
     for name, said in (("gone", "does not exist"), ("file", "is not a folder")):
         with pytest.raises(DataError, match=f"{name}' {said}: give a folder of images"):
             list_images(tmp_path / name)
+    with pytest.raises(DataError, match=r"holds no images, but 1 other files, as file: put files such as"):
+        list_images(tmp_path)
+    (tmp_path / "file").unlink()
     with pytest.raises(DataError, match=r"holds no images: put files such as \.jpg or \.png there"):
         list_images(tmp_path)
+
+
+def test_what_does_not_look_like_an_image(trees: Trees, tmp_path: Path) -> None:
+    names = ("IMG_1", "a/notes.txt", "a/b.zip", "c.png", "a/d.JPG", ".hidden", "__MACOSX/e")
+    trees.write(tmp_path, dict.fromkeys(names, b""))
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    found = [path.relative_to(tmp_path).as_posix() for path in strangers(tmp_path)]
+    assert found == ["a/b.zip", "a/notes.txt", "IMG_1"]
 
 
 def test_natural_order() -> None:

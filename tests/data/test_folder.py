@@ -136,6 +136,19 @@ def test_a_class_folder_without_images(make_tree: MakeTree) -> None:
         load_folder(root, 4, 1)
 
 
+def test_a_class_without_images_in_any_domain_may_be_no_class(make_tree: MakeTree) -> None:
+    root = make_tree()
+    for domain in ("a", "b"):
+        for path in (root / domain / "dog").iterdir():
+            path.unlink()
+    said = r"class 'dog' has no images in any domain, as in '.*/a/dog'.*or remove the folder 'dog'"
+    with pytest.raises(DataError, match=said):
+        load_folder(root, 4, 1)
+    for domain in ("a", "b"):
+        (root / domain / "dog").rmdir()
+    assert load_folder(root, 4, 1).classes == ("cat",)
+
+
 def test_classes_that_differ_are_named_with_their_domains(make_tree: MakeTree) -> None:
     root = make_tree(("a", "b", "c"))
     (root / "b" / "dog").rename(root / "b" / "dgo")

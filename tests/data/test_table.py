@@ -87,9 +87,15 @@ def test_names_in_two_spellings_of_one_unicode_name_are_one(table: Load) -> None
     ("text", "said"),
     [
         ("", "birds.csv' has no column path, label, domain: its first line must name path, label and domain"),
+        ("", "label and domain, and the file is empty"),
         ("\n".join(ROWS), "has no column path, label, domain"),
+        ("\n".join(ROWS), "label and domain, and it names 0.png, dog, b"),
         (GOOD.replace(",", ";"), "has no column path, label, domain"),
+        (GOOD.replace(",", ";"), "and it names path;label;domain; columns are separated by commas"),
+        (GOOD.replace(",", "\t"), "and it names path label domain; columns are separated by commas"),
         (GOOD.replace("domain", "Domain"), "has no column domain"),
+        (GOOD.replace("domain", "Domain"), "it names path, label, Domain; names are in small letters"),
+        ("x" * 200, f"and it names {'x' * 80}..."),
         ("path,label,domain\n", "birds.csv' names no images"),
         (GOOD + "\n,dog,a", "birds.csv', line 7: no path"),
         (GOOD + "\n5.png,,", "birds.csv', line 7: no label, domain"),
@@ -114,11 +120,21 @@ def test_what_is_wrong_is_one_clear_line(table: Load, text: str | bytes, said: s
     assert said in line(table, text)
 
 
+def test_files_that_are_missing_are_named_at_once_before_any_is_decoded(table: Load) -> None:
+    def decoded(done: int, total: int) -> None:
+        raise AssertionError("it decodes")
+
+    text = GOOD + "\ngone.png,dog,a\ndeep/far.png,cat,b"
+    said = line(table, text, progress=decoded)
+    assert "2 of 7 images of" in said
+    assert "birds.csv' are not there: deep/far.png, gone.png; paths are relative to its folder" in said
+    assert "--skip-bad" in said
+    many = "\n".join([GOOD, *(f"gone{k}.png,dog,a" for k in range(12))])
+    assert "gone9.png and 2 more;" in line(table, many)
+
+
 def test_a_file_that_is_missing_is_a_bad_image(table: Load) -> None:
     text = GOOD + "\ngone.png,dog,a"
-    said = line(table, text)
-    assert "own/gone.png: cannot be decoded" in said
-    assert "--skip-bad" in said
     data = table(text, skip_bad=True)
     assert len(data.bad) == 1
     assert data.domains["a"].paths == ("3.png", "deep/4.png", "2.png")

@@ -126,7 +126,9 @@ def list_images(folder: Path) -> list[Path]:
         raise DataError(f"'{printable(folder)}' {problem}: give a folder of images")
     found = sorted(walk(folder), key=lambda path: natural_key(path.relative_to(folder).as_posix()))
     if not found:
-        raise DataError(f"'{printable(folder)}' holds no images: put files such as .jpg or .png there")
+        others = list(strangers(folder))
+        but = f", but {len(others)} other files, as {printable(others[0].name)}" if others else ""
+        raise DataError(f"'{printable(folder)}' holds no images{but}: put files such as .jpg or .png there")
     return found
 
 
@@ -143,6 +145,18 @@ def walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
                 yield entry
         elif entry.is_dir():
             yield from walk(entry, (*above, real))
+
+
+def strangers(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """Yield the visible files below a folder that have not the suffix of an image."""
+    real = folder.resolve()
+    if real in above:
+        return
+    for entry in visible(folder):
+        if entry.is_dir():
+            yield from strangers(entry, (*above, real))
+        elif entry.suffix.lower() not in IMAGE_SUFFIXES and entry.is_file():
+            yield entry
 
 
 def visible(folder: Path) -> list[Path]:

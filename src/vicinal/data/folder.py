@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from vicinal.data.files import list_images, plain_file, printable, visible
+from vicinal.data.files import list_images, plain_file, printable, visible, walk
 from vicinal.data.layouts import Item
 from vicinal.data.listing import Listing
 from vicinal.data.splits import stored
@@ -47,10 +47,22 @@ def scan_folder(root: Path) -> Tree:
         raise DataError(f"'{printable(root)}' holds {found}: {LAYOUT}, with two domains or more")
     folders = {name: _class_folders(folder) for name, folder in domains.items()}
     require_same_classes(folders)
+    _refuse_empty(folders)
     return {
         name: {label: list_images(folder) for label, folder in classes.items()}
         for name, classes in folders.items()
     }
+
+
+def _refuse_empty(domains: Mapping[str, Mapping[str, Path]]) -> None:
+    """Raise for the first class that has no images in any domain: perhaps its folders are no classes."""
+    for label in next(iter(domains.values())):
+        places = [classes[label] for classes in domains.values()]
+        if not any(True for place in places for _ in walk(place)):
+            raise DataError(
+                f"class '{label}' has no images in any domain, as in '{printable(places[0])}': put files "
+                f"such as .jpg or .png there, or remove the folder '{label}' of every domain"
+            )
 
 
 def _class_folders(domain: Path) -> dict[str, Path]:

@@ -16,7 +16,7 @@ from vicinal.data.images import Decoding, Fit, Progress
 from vicinal.data.layouts import Item
 from vicinal.data.listing import Listing, decode_listing, in_order
 from vicinal.data.splits import at_most, seeded
-from vicinal.data.table import list_table
+from vicinal.data.table import list_table, require_files
 from vicinal.errors import ConfigError, DataError
 
 FOLDER_SIZE = 224
@@ -55,6 +55,8 @@ def load_dataset(
             raise ConfigError(f"own data have no options: {', '.join(options)}")
         how = Decoding(_given(size, FOLDER_SIZE), _given(channels, FOLDER_CHANNELS), fit or "crop")
         listing = list_own(name_or_path, val_fraction, seed)
+        if listing.facts["layout"] == "table" and not skip_bad:
+            require_files(listing, Path(name_or_path))
     return decode_listing(listing, how, cache, skip_bad=skip_bad, progress=progress)
 
 

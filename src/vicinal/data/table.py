@@ -1,8 +1,9 @@
 """A CSV of own images (path, label, domain) as a listing."""
 
 import csv
+import os
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -15,6 +16,8 @@ from vicinal.errors import DataError
 
 COLUMNS = ("path", "label", "domain")
 PARTS = ("train", "val", "test")
+MAX_NAMED = 10
+MAX_SHOWN = 80  # letters of a first line that is none
 
 
 def list_table(path: Path, *, val_fraction: float = 0.2, seed: int = 0) -> Listing:
@@ -58,8 +61,8 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
             missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
             if missing:
                 raise DataError(
-                    f"'{printable(path)}' has no column {', '.join(missing)}: its first line must name "
-                    "path, label and domain"
+                    f"'{printable(path)}' has no column {', '.join(missing)}: its first line must name path, "
+                    f"label and domain{_instead(reader.fieldnames or ())}"
                 )
             seen: dict[str, int] = {}
             for row in reader:
@@ -68,6 +71,28 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
         raise DataError(f"'{printable(path)}' is not a CSV file in UTF-8 ({error})") from error
     if not seen:
         raise DataError(f"'{printable(path)}' names no images")
+
+
+def _instead(found: Sequence[str]) -> str:
+    """Return what the first line names instead, and what may be wrong with it."""
+    if not found:
+        return ", and the file is empty"
+    shown = printable(" ".join(", ".join(found).split()))
+    why = "; columns are separated by commas" if len(found) == 1 and set(found[0]) & set(";\t|") else ""
+    why += "; names are in small letters" if {*map(str.lower, found)} & {*COLUMNS} - {*found} else ""
+    return f", and it names {shown[:MAX_SHOWN]}{'...' if len(shown) > MAX_SHOWN else ''}{why}"
+
+
+def require_files(listing: Listing, table: Path) -> None:
+    """Raise, naming them, if images of a table are not there: told at once, before any is decoded."""
+    missing = [item.file for item in listing.items if not os.path.exists(item.file.path)]  # noqa: PTH110
+    if missing:
+        shown = ", ".join(printable(file.name) for file in missing[:MAX_NAMED])
+        more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
+        raise DataError(
+            f"{len(missing)} of {len(listing.items)} images of '{printable(table)}' are not there: "
+            f"{shown}{more}; paths are relative to its folder; mend the table, or pass --skip-bad"
+        )
 
 
 def _checked(row: dict[str, Any], path: Path, line: int, seen: dict[str, int]) -> dict[str, str]:
