@@ -83,6 +83,11 @@ def test_roles_are_those_of_the_training_unless_told_otherwise(folder: Path) -> 
     )
     assert [target.name for target in roles_for(trained).targets] == ["two"]
     assert [target.name for target in roles_for(trained, targets=("one",)).targets] == ["one"]
+    moved = folder.rename(folder.with_name("moved"))
+    with pytest.raises(DataError, match=rf"no longer at '{folder}'.*--data"):
+        roles_for(trained)
+    assert [target.name for target in roles_for(trained, str(moved)).targets] == ["two"]
+    moved.rename(folder)
     trained.provenance.pop("dataset")
     with pytest.raises(ConfigError, match="--data"):
         roles_for(trained)

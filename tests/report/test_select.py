@@ -60,6 +60,13 @@ def test_two_files_in_one_folder_are_not_guessed_about(tmp_path: Path, make: Mak
 def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"neither records\.jsonl nor records\.jsonl\.gz"):
         read_all([tmp_path])
+    with pytest.raises(DataError, match=r"in this folder or below: it is empty"):
+        read_all([tmp_path])
+    for name in ("model.safetensors", "a", "b", "c", "d", "e", ".hidden"):
+        (tmp_path / name).touch()
+    held = "it holds a, b, c, d, e and 1 more; vicinal evaluate .* makes records of its model"
+    with pytest.raises(DataError, match=held):
+        read_all([tmp_path])
     with pytest.raises(DataError, match="no such file of records"):
         read_all([tmp_path / "gone.jsonl"])
     (tmp_path / "records.jsonl").touch()

@@ -8,6 +8,7 @@ from typing import Any
 from vicinal.checkpoint import Trained
 from vicinal.data.catalog import DATASETS
 from vicinal.data.domains import MIN_SOURCES, DomainSet, Roles, assign_roles
+from vicinal.data.files import printable
 from vicinal.data.load import load_dataset
 from vicinal.errors import ConfigError, DataError
 from vicinal.models.backbones import Preprocessing, default_weights, preprocessing_for
@@ -153,6 +154,11 @@ def roles_for(
     name = data or facts.get("dataset")
     if not name:
         raise ConfigError("this model does not say what data it was trained on: pass --data")
+    if not data and name not in DATASETS and not Path(name).exists():
+        raise DataError(
+            f"the images this model was trained on are no longer at '{printable(name)}': say where they, or "
+            "others of its classes, are with --data"
+        )
     loaded = load_dataset(
         name,
         trained.preprocessing.size,

@@ -22,7 +22,9 @@ FIELDS = (
     "seed",
     "batch_size",
 )
+MODEL = "model.safetensors"
 _MAX_VALUES = 40
+_MAX_NAMED = 5
 
 
 def read_all(paths: Sequence[Path]) -> list[Record]:
@@ -42,8 +44,18 @@ def record_files(path: Path) -> list[Path]:
         return [_file_in(path)]
     folders = sorted({file.parent for name in FILES for file in path.rglob(name)})
     if not folders:
-        raise DataError(f"{path}: neither {' nor '.join(FILES)} in this folder or below")
+        raise DataError(f"{path}: neither {' nor '.join(FILES)} in this folder or below: {_held(path)}")
     return [_file_in(folder) for folder in folders]
+
+
+def _held(folder: Path) -> str:
+    """Return what a folder without records holds, and what would make some."""
+    names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+    if not names:
+        return "it is empty"
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    model = f"; vicinal evaluate {folder} makes records of its model" if MODEL in names else ""
+    return f"it holds {', '.join(names[:_MAX_NAMED])}{more}{model}"
 
 
 def _file_in(folder: Path) -> Path:
