@@ -1,6 +1,8 @@
 import csv
+import errno
 import math
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +176,8 @@ def test_the_guard_reports_and_the_spread_is_written_where_w_was_drawn(
     assert header == DRAWN
     # Zero where phi, fitted on a handful of images, does not trust itself.
     assert all(0 <= float(line[4]) <= 0.5 for line in lines)
-    assert vicinal("adapt", model, folder, "--method", "erm", *words).out.count("no alarm in 1 batches") == 1
+    again = ("--method", "erm", "--overwrite", *words)
+    assert vicinal("adapt", model, folder, *again).out.count("no alarm in 1 batches") == 1
     assert rows(tmp_path / "out" / "predictions.csv")[0] == HEADER
 
 
@@ -204,8 +207,81 @@ def test_what_was_predicted_before_an_interrupt_is_written(
     assert ran.code == 130
     assert "10 predictions in" in ran.out
     assert "10 images are left, and no model was saved" in ran.err
-    assert len(rows(tmp_path / "out" / "predictions.csv")) == 11
-    assert not (tmp_path / "out" / "model.safetensors").exists()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["predictions.partial.csv"]
+    assert len(rows(tmp_path / "out" / "predictions.partial.csv")) == 11
+    monkeypatch.setattr(Bars, "count", count)
+    assert vicinal("adapt", model, domains / "light", *words).code == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "model.safetensors", "predictions.csv",
+    ]  # fmt: skip
+
+
+def test_an_interrupted_run_leaves_the_whole_predictions_of_an_earlier_one(
+    vicinal: Any, model: Path, domains: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (model, domains / "light", "--batch-size", 5, "--out", "out", "--device", "cpu", "--overwrite")
+    assert vicinal("adapt", *words, "--method", "erm").code == 0
+    before, count = (tmp_path / "out" / "predictions.csv").read_bytes(), Bars.count
+
+    def terminated(self: Bars, task: str, what: str, done: int, total: int) -> None:
+        count(self, task, what, done, total)
+        if done == 10:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Bars, "count", terminated)
+    caught = signal.getsignal(signal.SIGTERM)
+    ran = vicinal("adapt", *words, "--method", "bn")
+    assert ran.code == 130
+    assert "10 predictions in out/predictions.partial.csv" in ran.out
+    assert "10 images are left" in ran.err
+    assert (tmp_path / "out" / "predictions.csv").read_bytes() == before
+    assert len(rows(tmp_path / "out" / "predictions.partial.csv")) == 11
+    assert signal.getsignal(signal.SIGTERM) == caught
+
+
+def test_a_bad_image_on_the_way_keeps_what_was_predicted(
+    vicinal: Any, model: Path, domains: Path, tmp_path: Path
+) -> None:
+    folder = domains / "light"
+    (folder / "right" / "2.png").write_bytes(b"text")
+    words = (model, folder, "--batch-size", 5, "--in-order", "--out", "out", "--device", "cpu")
+    ran = vicinal("adapt", *words)
+    assert "right/2.png: not an image" in ran.line
+    assert "--skip-bad to go on without it: 10 of 20 images are left" in ran.line
+    assert "10 predictions in out/predictions.partial.csv" in ran.out
+    found = rows(tmp_path / "out" / "predictions.partial.csv")[1:]
+    assert [line[0] for line in found] == [f"left/{k}.png" for k in range(10)]
+    assert vicinal("adapt", *words, "--skip-bad").code == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["predictions.csv"]
+    assert len(rows(tmp_path / "out" / "predictions.csv")) == 20
+
+
+def test_a_full_disk_on_the_way_is_one_line_that_names_the_file(
+    vicinal: Any, model: Path, domains: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = Path.replace
+
+    def full(self: Path, target: Path) -> Path:
+        if target.name == "predictions.csv":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", full)
+    ran = vicinal("adapt", model, domains / "light", "--batch-size", 5, "--out", "out", "--device", "cpu")
+    assert "out/predictions.csv cannot be written (No space left on device)" in ran.line
+    assert len(rows(tmp_path / "out" / "predictions.partial.csv")) == 21
+
+
+def test_files_that_do_not_look_like_images_are_counted(
+    vicinal: Any, model: Path, domains: Path, tmp_path: Path
+) -> None:
+    (domains / "light" / "left" / "9.png").rename(domains / "light" / "IMG_9")
+    (domains / "light" / "left" / "notes.txt").touch()
+    ran = vicinal("adapt", model, domains / "light", "--method", "erm", "--out", "out", "--device", "cpu")
+    assert "2 files without the suffix of an image were left out, as IMG_9" in ran.out
+    assert "19 predictions" in ran.out
+    ran = vicinal("adapt", model, domains / "mid", "--method", "erm", "--out", "other", "--device", "cpu")
+    assert "suffix" not in ran.out
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,24 @@ def test_data_of_one_class(refused: Refused, domains_of: Any) -> None:
     assert "has one class, 'left'" in refused("train", root, "--target", "dark", *SMALL)
 
 
-@pytest.mark.parametrize("command", ["adapt", "demo", "evaluate"])
+def test_the_source_model_is_not_saved_over(refused: Refused, model: Path, domains: Path) -> None:
+    words = ("--device", "cpu", "--out", model, "--save-model", "--overwrite")
+    line = refused("adapt", model, domains / "light", *words)
+    assert f"--save-model would replace {model / 'model.safetensors'}: choose another --out" in line
+    assert "--save-model" in refused("adapt", "nowhere", domains / "light", *words)  # before it is loaded
+
+
+def test_predictions_of_an_earlier_run_are_not_replaced(
+    refused: Refused, domains: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "predictions.csv").write_text("mine")
+    line = refused("adapt", "nowhere", domains / "light", "--out", "out")  # before the model is loaded
+    assert "out/predictions.csv is there from an earlier run: choose another --out" in line
+    assert "--overwrite" in line
+
+
+@pytest.mark.parametrize("command", ["adapt", "demo", "evaluate", "train", "compare"])
 def test_an_out_that_is_a_file_is_told_before_the_work(
     refused: Refused, model: Path, domains: Path, tmp_path: Path, command: str
 ) -> None:
@@ -216,7 +233,10 @@ def test_an_out_that_is_a_file_is_told_before_the_work(
         "adapt": (model, domains / "light"),
         "demo": ("--quick",),
         "evaluate": (model,),
+        "train": (domains, "--target", "light", *SMALL),
+        "compare": (domains, "--target", "light"),
     }
+    (domains / "light" / "left" / "0.png").write_bytes(b"not an image: who decodes says so")
     line = refused(command, *words[command], "--device", "cpu", "--out", "file/deeper")
     assert "file is a file: choose another --out" in line
 
@@ -295,6 +315,7 @@ def test_an_unknown_way_to_calibrate_is_refused_before_training(refused: Refused
         ("inplace=true", "vnl: unknown option inplace"),
         ("seed=null", "vnl: seed is a whole number, not None"),
         ("agreement", "--option takes NAME=VALUE, not 'agreement'"),
+        ("joint=TRUE", "vnl: joint is true or false, not 'TRUE'"),
         ("augment=much", 'augment must be true, false, "augmix" or a table'),
     ],
 )
@@ -304,6 +325,27 @@ def test_options_of_a_method_that_it_cannot_have(
 ) -> None:
     words = ("--methods", "vnl") if command == "evaluate" else (domains / "light",)
     assert said in refused(command, models["meta"], *words, "--option", option, "--device", "cpu")
+
+
+@pytest.mark.parametrize("command", ["evaluate", "adapt"])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--lr", 1e-3, "--option", "lr=1e-2"), "lr was given twice: leave out --lr or --option lr=..."),
+        (("--statistics", "batch", "--option", "statistics=source"), "statistics was given twice"),
+        (("--option", "rounds=2", "--option", " rounds = 3"), "--option rounds=... was given twice"),
+    ],
+)
+def test_an_option_given_twice(
+    refused: Refused, model: Path, domains: Path, command: str, given: tuple[object, ...], said: str
+) -> None:
+    words = ("--methods", "vnl") if command == "evaluate" else (domains / "light",)
+    assert said in refused(command, model, *words, *given, "--device", "cpu")
+
+
+def test_an_option_of_data_given_twice(refused: Refused) -> None:
+    given = ("--data-option", "angles=0,45", "--data-option", "angles=0,90")
+    assert "--data-option angles=... was given twice" in refused("train", "digits", *given)
 
 
 def test_a_bad_marginal_is_refused_before_training(refused: Refused, domains: Path) -> None:

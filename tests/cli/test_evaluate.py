@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from vicinal.adapters.methods import METHODS, adapt, servable
-from vicinal.checkpoint import load
+from vicinal.checkpoint import load, save
 from vicinal.data.load import load_dataset
 from vicinal.evaluation.record import Record, read_records
 from vicinal.report.tables import labels, summarise
@@ -64,6 +65,46 @@ def test_options_of_a_method_are_on_record(vicinal: Any, model: Path) -> None:
     (record,) = read_records(model / "records.jsonl")
     assert record.protocol["adapter"].items() >= asked.items()
     assert record.predict == "neighbors"
+
+
+@pytest.mark.parametrize("yes", ["True", "true"])
+def test_options_may_be_written_as_python_does(vicinal: Any, model: Path, yes: str) -> None:
+    asked = ("--option", "predict=neighbors", "--option", f"joint={yes}", "--option", "horizon=None")
+    ran = vicinal("evaluate", model, "--methods", "vnl", *asked, *CPU)
+    assert ran.code == 0, ran.err
+    (record,) = read_records(model / "records.jsonl")
+    assert record.protocol["adapter"]["joint"] is True
+    assert record.protocol["adapter"]["horizon"] is None
+
+
+def test_a_method_named_twice_is_measured_once(vicinal: Any, model: Path) -> None:
+    ran = vicinal("evaluate", model, "--methods", "erm, bn,erm", *CPU)
+    assert ran.code == 0, ran.err
+    assert [record.method for record in read_records(model / "records.jsonl")] == ["erm", "bn"]
+
+
+def test_data_that_moved_since_training(vicinal: Any, domains: Path, models: dict[str, Path]) -> None:
+    trained = load(models["erm"])
+    trained.provenance["dataset"] = str(domains.parent / "gone")
+    save(domains.parent / "run" / "model.safetensors", trained)
+    line = vicinal("evaluate", "run", "--methods", "erm", *CPU).line
+    assert f"no longer at '{domains.parent / 'gone'}'" in line
+    assert "--data" in line
+    assert vicinal("evaluate", "run", "--methods", "erm", "--data", domains, *CPU).code == 0
+
+
+def test_a_target_called_like_a_source_is_named_wherever_the_data_lie(
+    vicinal: Any, model: Path, domains: Path, shared_domains: Path
+) -> None:
+    seen = "figures are not those of a domain it never saw"
+    words = ("--methods", "erm", "--target", "dark", *CPU)
+    ran = vicinal("evaluate", model, "--data", domains, *words)
+    assert f"the model was trained on a domain 'dark': if it is this one, its {seen}" in ran.out
+    beside = os.path.relpath(shared_domains)
+    ran = vicinal("evaluate", model, "--data", beside, *words)
+    assert f"the model was trained on 'dark': its {seen}" in ran.out
+    ran = vicinal("evaluate", model, "--data", domains, "--methods", "erm", "--target", "light", *CPU)
+    assert "was trained on" not in ran.out
 
 
 def test_draws_of_a_label_shift_are_different_streams(vicinal: Any, model: Path) -> None:

@@ -52,6 +52,13 @@ def test_the_help_of_a_command_names_its_options(vicinal: Any, name: str) -> Non
     assert not missing
 
 
+@pytest.mark.parametrize("words", [(), ("adapt",), ("data",), ("data", "check")])
+def test_help_by_one_letter(vicinal: Any, words: tuple[str, ...]) -> None:
+    short, long = vicinal(*words, "-h"), vicinal(*words, "--help")
+    assert short.code == 0, short.err
+    assert short.out == long.out
+
+
 def test_the_version(vicinal: Any) -> None:
     ran = vicinal("--version")
     assert (ran.code, ran.out.strip()) == (0, __version__)

@@ -155,6 +155,26 @@ def test_resume_with_another_target_is_refused(vicinal: Any, domains: Path) -> N
     assert "dark" in vicinal("train", domains, *other, "--out", "run", "--resume").line
 
 
+def test_domains_of_a_table_with_any_name_stay_in_one_folder(
+    vicinal: Any, domains: Path, tmp_path: Path
+) -> None:
+    names = {"dark": "a/b", "dim": "c", "mid": "d", "light": "../../up"}
+    rows = [
+        f"{path.relative_to(domains)},{path.parent.name},{names[path.parent.parent.name]}"
+        for path in sorted(domains.rglob("*.png"))
+    ]
+    (domains / "[table].csv").write_text("\n".join(["path,label,domain", *rows]))
+    before = set(tmp_path.iterdir())
+    ran = vicinal("train", domains / "[table].csv", *BARE, "--algorithm", "erm", "--target", "../../up")
+    assert ran.code == 2, "light is no domain of it"
+    words = [word for word in BARE if word not in ("--target", "light")]
+    ran = vicinal("train", domains / "[table].csv", *words, "--algorithm", "erm", "--target", "../../up")
+    assert ran.code == 0, ran.err
+    assert set(tmp_path.iterdir()) - before == {tmp_path / "runs"}
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["[table].csv-.._.._up"]
+    assert "model in runs/[table].csv-.._.._up/model.safetensors" in ran.out
+
+
 def test_a_target_that_was_trained_on_is_named(vicinal: Any, domains: Path) -> None:
     assert vicinal("train", domains, *BARE, "--algorithm", "erm", "--out", "run").code == 0
     seen = vicinal("evaluate", "run", "--methods", "erm", "--target", "dark", "--device", "cpu")

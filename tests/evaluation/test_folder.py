@@ -1,4 +1,6 @@
 import csv
+import resource
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from vicinal.data.files import list_images
 from vicinal.data.images import decode_all
 from vicinal.data.streams import online_order
 from vicinal.errors import DataError
-from vicinal.evaluation.folder import Prediction, adapted, predict_folder, write_predictions
+from vicinal.evaluation.folder import Prediction, PredictionFile, adapted, predict_folder, write_predictions
 from vicinal.models.backbones import Preprocessing, build_classifier
 
 
@@ -107,8 +109,80 @@ def test_a_batch_of_bad_images_is_no_step(source: Trained, folder: Path) -> None
 
 def test_a_bad_image_stops_unless_told_otherwise(source: Trained, folder: Path) -> None:
     (folder / "deep" / "2.png").write_bytes(b"text")
-    with pytest.raises(DataError, match=r"deep/2\.png.*--skip-bad"):
-        predict_folder(adapt(source, "erm"), source, folder, 2)
+    said = r"deep/2\.png: not an image.*--skip-bad to go on without it: 2 of 6 images are left"
+    with pytest.raises(DataError, match=said):
+        predict_folder(adapt(source, "erm"), source, folder, 2, seed=None)
+
+
+def test_predictions_are_kept_batch_by_batch(source: Trained, folder: Path) -> None:
+    kept: list[dict[int, Prediction]] = []
+    result = predict_folder(
+        adapt(source, "soft"), source, folder, 4, keep=lambda found: kept.append(dict(found))
+    )
+    assert [list(found) for found in kept] == [
+        online_order(6, 0).tolist()[:4],
+        online_order(6, 0).tolist()[4:],
+    ]
+    together = kept[0] | kept[1]
+    assert [together[number] for number in range(6)] == result.predictions
+
+
+A, B, C = (
+    Prediction(name, "x", 0.5, 0.25, spread) for name, spread in (("a", None), ("b", 0.1), ("c", None))
+)
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def test_rows_are_on_disk_as_they_come_and_in_order_of_names_in_the_end(tmp_path: Path) -> None:
+    rows = PredictionFile(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    rows.add({2: C})
+    head = "path,label,probability,entropy,spread"
+    assert lines_of(rows.partial) == [head, "c,x,0.500000,0.250000,"]
+    rows.add({1: B, 0: A})
+    assert lines_of(rows.partial)[2:] == ["b,x,0.500000,0.250000,0.100000", "a,x,0.500000,0.250000,"]
+    assert not rows.whole.exists()
+    assert rows.stop() == 3
+    assert [line[0] for line in lines_of(rows.partial)[1:]] == ["a", "b", "c"]
+    rows.finish()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["predictions.csv"]
+    assert lines_of(rows.whole)[0] == head
+    assert [line[0] for line in lines_of(rows.whole)[1:]] == ["a", "b", "c"]
+
+
+def test_what_an_earlier_run_left_half_done_is_replaced_by_the_first_row(tmp_path: Path) -> None:
+    rows = PredictionFile(tmp_path)
+    rows.partial.write_text("earlier")
+    rows.whole.write_text("whole")
+    assert rows.stop() == 0
+    assert rows.partial.read_text() == "earlier"
+    rows.add({0: A})
+    assert rows.stop() == 1
+    assert lines_of(rows.partial) == ["path,label,probability,entropy", "a,x,0.500000,0.250000"]
+    assert rows.whole.read_text() == "whole"
+
+
+def test_a_full_disk_leaves_whole_rows_and_is_named(tmp_path: Path) -> None:
+    rows = PredictionFile(tmp_path)
+    rows.add({0: A})
+    before, limit = lines_of(rows.partial), resource.getrlimit(resource.RLIMIT_FSIZE)
+    caught = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (rows.partial.stat().st_size + 5, limit[1]))
+        with pytest.raises(
+            DataError, match=r"predictions\.partial\.csv cannot be written \(.*free some disk"
+        ):
+            rows.add({1: B})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))
+        assert rows.stop() == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, caught)
+    assert lines_of(rows.partial) == before
+    assert [path.name for path in tmp_path.iterdir()] == [rows.partial.name]
 
 
 def test_the_file_keeps_odd_names(tmp_path: Path) -> None:
@@ -130,7 +204,7 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: p
         raise OSError("No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(DataError, match=r"predictions\.csv cannot be written \(No space left on device\)"):
         write_predictions(path, [Prediction("a", "b", 1.0, 0.0)])
     assert [item.name for item in tmp_path.iterdir()] == ["predictions.csv"]
     assert path.read_text() == "old"

@@ -3,6 +3,7 @@
 import sys
 
 from vicinal.cli import data
+from vicinal.cli.adapt import adapt_command
 from vicinal.cli.bench import bench_command
 from vicinal.cli.compare import compare_command
 from vicinal.cli.console import out
@@ -14,6 +15,7 @@ from vicinal.errors import VicinalError
 
 __all__ = ["app", "main", "out"]
 
+app.command("adapt")(adapt_command)
 app.command("bench")(bench_command)
 app.command("compare")(compare_command)
 app.command("report")(report_command)

@@ -11,7 +11,7 @@ from vicinal.benchmarks.place import Place
 from vicinal.benchmarks.plan import plan
 from vicinal.benchmarks.run import devices_for, missing_data, records_of, run_plan
 from vicinal.benchmarks.store import Store
-from vicinal.cli.console import DataDir, Device, at_least_one, device_named, out, pairs
+from vicinal.cli.console import DataDir, Device, at_least_one, device_named, names_in, out, pairs, ready, say
 from vicinal.cli.reproduce import notes_of
 from vicinal.data.catalog import DATASETS
 from vicinal.errors import DataError
@@ -44,7 +44,7 @@ def compare_command(
 
     Goes on where it was stopped: models and records that are there are not made again.
     """
-    names = () if methods == "all" else tuple(name.strip() for name in methods.split(",") if name.strip())
+    names = () if methods == "all" else tuple(names_in(methods))
     for name in names:
         METHODS[name]
     training: dict[str, Any] = {} if iterations is None else {"iterations": iterations}
@@ -60,7 +60,7 @@ def compare_command(
             out_of_fold={"stream_images": at_least_one(choose_images, "--choose-images")},
         )
     )
-    whole, place = plan(spec), Place(out_dir, data_dir)
+    whole, place = plan(spec), Place(ready(out_dir), data_dir)
     for missing in missing_data(whole, data_dir):
         raise DataError(f"{missing.data} was not found: {missing.how}")
     with Bars(out) as bars:
@@ -71,7 +71,7 @@ def compare_command(
     write_report(records, [], out_dir / "report.html", f"vicinal compare: {data}", [spec.note])
     out.print(rich_table(summarise(records)))
     for note in notes_of([], failures):
-        out.print(note, style="red", markup=False, highlight=False)
-    out.print(f"{len(records)} records in {out_dir / 'records.jsonl'}, the page in {out_dir / 'report.html'}")
+        say(note, style="red")
+    say(f"{len(records)} records in {out_dir / 'records.jsonl'}, the page in {out_dir / 'report.html'}")
     if failures:
         raise typer.Exit(1)

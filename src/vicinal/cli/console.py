@@ -9,12 +9,14 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from vicinal.benchmarks.options import real_options
 from vicinal.errors import ConfigError
 
 out = Console()
+
+# The pages write options as Python does, as joint=True; JSON has the same values in other words.
+PYTHON_VALUES = {"True": True, "False": False, "None": None}
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes a GPU where there is one.")]
 Seed = Annotated[int, typer.Option(help="The same seed on the same device gives the same result.")]
@@ -53,25 +55,44 @@ def ready(folder: Path) -> Path:
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not there.is_dir():
         raise ConfigError(f"{there} is a file: choose another --out")
-    with tempfile.TemporaryFile(dir=there):
-        return folder
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            return folder
+    except OSError as error:
+        raise ConfigError(f"{there} takes no files ({error.strerror}): choose another --out") from error
+
+
+def say(text: str, style: str | None = None) -> None:
+    """Print a line as it is: brackets in a path are no markup, and a long path is not broken."""
+    out.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, str]:
-    """Return NAME=VALUE texts as a mapping."""
+    """Return NAME=VALUE texts as a mapping; a name given twice is refused."""
     split = [text.partition("=") for text in texts]
     wrong = [text for text, (name, sign, _) in zip(texts, split, strict=True) if not name or not sign]
     if wrong:
         raise ConfigError(f"{option} takes NAME=VALUE, not '{wrong[0]}'")
-    return {name.strip(): value.strip() for name, _, value in split}
+    names = [name.strip() for name, _, _ in split]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{option} {name}=... was given twice: give it once")
+    return dict(zip(names, (value.strip() for _, _, value in split), strict=True))
+
+
+def names_in(text: str) -> list[str]:
+    """Return the names of a comma-separated text, each once."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 def method_options(texts: Sequence[str] | None) -> dict[str, Any]:
-    """Return options of a method by name: numbers, true, false and null as such, anything else as a word."""
+    """Return options of a method by name; what is no value of JSON or Python is a word."""
     return real_options({name: _plain(text) for name, text in pairs(texts or (), "--option").items()})
 
 
 def _plain(text: str) -> Any:
+    if text in PYTHON_VALUES:
+        return PYTHON_VALUES[text]
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -81,6 +102,6 @@ def _plain(text: str) -> Any:
 def list_bad(bad: Sequence[str], what: str = "unreadable images were left out:") -> None:
     """Print the images that could not be read, one a line."""
     if bad:
-        out.print(f"{len(bad)} {what}")
+        say(f"{len(bad)} {what}")
         for line in bad:
-            out.print(f"  {escape(line)}")
+            say(f"  {line}")

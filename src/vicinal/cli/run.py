@@ -1,4 +1,4 @@
-"""One thin function each for demo, train, evaluate and adapt."""
+"""One thin function each for demo, train and evaluate."""
 
 import time
 from collections.abc import Sequence
@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from vicinal import __version__
-from vicinal.adapters.guard import Guarded
-from vicinal.adapters.methods import METHODS, adapt, configure, idle, servable, settled
+from vicinal.adapters.methods import METHODS, servable
 from vicinal.adapters.statistics import KINDS
 from vicinal.adapters.vnl import Vnl
 from vicinal.benchmarks.compare import Entry, compare
@@ -24,7 +23,7 @@ from vicinal.benchmarks.demo import (
     smaller,
 )
 from vicinal.benchmarks.prepare import TrainRequest, prepare_training, roles_for
-from vicinal.checkpoint import Trained, load, save
+from vicinal.checkpoint import Trained, load
 from vicinal.cli.console import (
     DataDir,
     Device,
@@ -34,15 +33,16 @@ from vicinal.cli.console import (
     at_least_one,
     device_named,
     list_bad,
-    method_options,
+    names_in,
     out,
     pairs,
     ready,
+    say,
 )
+from vicinal.cli.given import given, note_idle
 from vicinal.data.catalog import DATASETS
 from vicinal.data.streams import STREAMS, StreamSpec
 from vicinal.errors import ConfigError
-from vicinal.evaluation.folder import adapted, predict_folder, write_predictions
 from vicinal.evaluation.record import append_record
 from vicinal.report.bars import Bars
 from vicinal.report.choices import choice_summary
@@ -53,12 +53,15 @@ from vicinal.training.config import asked_sureness
 from vicinal.training.learner import ALGORITHMS
 from vicinal.training.train import train as train_source_model
 
+UNSAFE = frozenset('/\\:*?"<>|')  # in the name of a folder, on one system or another
+
 app = typer.Typer(
     help="Image classifiers that adapt themselves to unseen domains, online and without labels.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -110,9 +113,9 @@ def demo(
     shifted = [record for record in shown if record.stream == "label_shift"]
     out.print(draws_table(shifted, "Class marginals drawn from Dirichlet(0.5): accuracy % of every stream"))
     for note in notes:
-        out.print(note, style="dim")
-    out.print(f"{len(records)} records in {path}, the page in {out_dir / 'report.html'}")
-    out.print(f"{time.perf_counter() - started:.0f} seconds", style="dim")
+        say(note, style="dim")
+    say(f"{len(records)} records in {path}, the page in {out_dir / 'report.html'}")
+    say(f"{time.perf_counter() - started:.0f} seconds", style="dim")
 
 
 @app.command()
@@ -179,8 +182,8 @@ def train(
     ] = None,
 ) -> None:
     """Train on the source domains, simulate the shift on left-out ones, choose the rule of test time."""
-    given = {"iterations": iterations, "batch_size": batch_size, "backbone_lr": backbone_lr}
-    training: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    asked = {"iterations": iterations, "batch_size": batch_size, "backbone_lr": backbone_lr}
+    training: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     training |= {"algorithm": algorithm, "second_order": second_order, "average": average}
     training |= {"compile": compiled}
     lessons: dict[str, Any] = {"leave_out": leave_out} if leave_out else {}
@@ -209,7 +212,7 @@ def train(
         out_of_fold=None if no_out_of_fold else lessons,
     )
     place = device_named(device)
-    folder = out_dir or Path("runs") / "-".join([Path(data).name, *(target or [])])
+    folder = ready(out_dir or Path("runs") / _run_name(data, target or ()))
     if not resume:
         _unused(folder)
     with Bars(out) as bars:
@@ -227,7 +230,7 @@ def train(
         )
     list_bad(prepared.bad)
     out.print(choice_summary(trained))
-    out.print(f"model in {folder / 'model.safetensors'}")
+    say(f"model in {folder / 'model.safetensors'}")
 
 
 @app.command()
@@ -257,9 +260,9 @@ def evaluate(
     trained = load(run, device_named(device))
     names = _methods(methods, trained)
     for name in names:
-        _note_idle(trained, name, statistics, lr if METHODS[name].build.takes_steps else None, option)
+        note_idle(trained, name, statistics, lr if METHODS[name].build.takes_steps else None, option)
     folder = ready(out_dir or (run if run.is_dir() else run.parent))
-    entries = [Entry(name, _given(name, statistics, lr, option)) for name in names]
+    entries = [Entry(name, given(name, statistics, lr, option)) for name in names]
     spec = StreamSpec(stream, batch_size, alpha)
     _note_seen(trained, data, target or ())
     records = []
@@ -282,64 +285,7 @@ def evaluate(
                 bars.count("evaluate", result.record.method, len(records), total)
     list_bad(roles.bad)
     out.print(rich_table(summarise(records)))
-    out.print(f"{len(records)} records appended to {folder / 'records.jsonl'}")
-
-
-@app.command("adapt")
-def adapt_command(
-    checkpoint: Annotated[Path, typer.Argument(help="A run's folder, or its model.safetensors.")],
-    folder: Annotated[Path, typer.Argument(help="A folder of images, in any depth; no labels needed.")],
-    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "vnl",
-    statistics: Annotated[str | None, typer.Option(help=f"{', '.join(KINDS)}.")] = None,
-    lr: Annotated[
-        float | None, typer.Option(help="Step size; default: what was chosen on source domains.")
-    ] = None,
-    option: Options = None,
-    batch_size: Annotated[int, typer.Option(help="Images adapted to at once.")] = 20,
-    in_order: Annotated[
-        bool, typer.Option("--in-order", help="Images arrive by name, as where names are times; else drawn.")
-    ] = False,
-    out_dir: Annotated[Path, typer.Option("--out", help="Where predictions.csv goes.")] = Path("adapted"),
-    save_model: Annotated[bool, typer.Option("--save-model", help="Also write the adapted model.")] = False,
-    no_guard: Annotated[
-        bool, typer.Option("--no-guard", help="Adapt without a guard against collapse.")
-    ] = False,
-    device: Device = "auto",
-    seed: Seed = 0,
-    skip_bad: SkipBad = False,
-) -> None:
-    """Adapt to a folder of images and write a label, its probability and the entropy for each.
-
-    Images arrive in an order drawn by --seed: where names go by class, each batch would be of one class, and
-    methods that adapt online are misled by that. For methods that draw the latent classifier w there is a
-    spread over the draws as well. Interrupted, it writes what it has predicted.
-    """
-    METHODS[method]
-    trained = load(checkpoint, device_named(device))
-    adapter = adapt(trained, method, **{"seed": seed, **_given(method, statistics, lr, option)})
-    _note_idle(trained, method, statistics, lr, option)
-    guarded = None if no_guard else Guarded(adapter)
-    size = at_least_one(batch_size, "--batch-size")
-    ready(out_dir)
-    with Bars(out) as bars:
-        result = predict_folder(
-            guarded or adapter,
-            trained,
-            folder,
-            size,
-            seed=None if in_order else seed,
-            skip_bad=skip_bad,
-            progress=lambda done, total: bars.count("adapt", method, done, total),
-        )
-    write_predictions(out_dir / "predictions.csv", result.predictions)
-    if save_model and not result.left:
-        save(out_dir / "model.safetensors", adapted(trained, adapter, result.last))
-    list_bad(result.bad)
-    if guarded is not None:
-        out.print(guarded.report(), style="yellow" if guarded.events else "dim", markup=False)
-    out.print(f"{len(result.predictions)} predictions in {out_dir / 'predictions.csv'}")
-    if result.left:
-        raise KeyboardInterrupt(f"interrupted: {result.left} images are left, and no model was saved")
+    say(f"{len(records)} records appended to {folder / 'records.jsonl'}")
 
 
 @app.callback(invoke_without_command=True)
@@ -351,12 +297,23 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 def _methods(text: str, trained: Trained) -> list[str]:
-    names = servable(trained) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    names = servable(trained) if text == "all" else names_in(text)
     for name in names:
         METHODS[name]
     if not names:
         raise ConfigError("--methods is empty: name at least one, or all")
     return names
+
+
+def _run_name(data: str, targets: Sequence[str]) -> str:
+    """Return the name of one folder for a run, whatever its data and domains are called."""
+    given_name = Path(data).name
+    named = Path(data).resolve().name if given_name in ("", "..") else given_name
+    # Domains of a CSV may be called anything: a slash would make folders, and dots lead out of this one.
+    signs = (
+        "_" if sign in UNSAFE or not sign.isprintable() else sign for sign in "-".join([named, *targets])
+    )
+    return "".join(signs).lstrip(".") or "run"
 
 
 def _unused(folder: Path) -> None:
@@ -370,36 +327,15 @@ def _unused(folder: Path) -> None:
 
 
 def _note_seen(trained: Trained, data: str | None, targets: Sequence[str]) -> None:
-    """Say so if a target is a domain that the model was trained on."""
+    """Say so if a target is a domain that the model was trained on, or is called like one."""
     facts = trained.provenance
-    seen = [] if data not in (None, facts.get("dataset")) else facts.get("sources", [])
+    same = data is None or facts.get("dataset") in (data, str(Path(data).resolve()))
+    if not same and data in DATASETS:
+        return
     for target in targets:
-        if target in seen:
-            out.print(
-                f"the model was trained on '{target}': its figures are not those of a domain it never saw",
+        if target in facts.get("sources", []):
+            which = f"'{target}': its" if same else f"a domain '{target}': if it is this one, its"
+            say(
+                f"the model was trained on {which} figures are not those of a domain it never saw",
                 style="yellow",
-                markup=False,
             )
-
-
-def _note_idle(
-    trained: Trained, method: str, statistics: str | None, lr: float | None, texts: list[str] | None
-) -> None:
-    """Say so if options that were given play no part, as a step size where nothing is updated."""
-    given = _given(method, statistics, lr, texts)
-    settings = settled(trained, method, given)
-    names = [name for name in given if name in idle(METHODS[method], settings)]
-    if names:
-        verb = "plays" if len(names) == 1 else "play"
-        out.print(f"{method}: {', '.join(names)} {verb} no part here", style="yellow", markup=False)
-
-
-def _given(method: str, statistics: str | None, lr: float | None, texts: list[str] | None) -> dict[str, Any]:
-    """Return the options of a method that were given; those it does not know are refused by its name."""
-    named = {"statistics": statistics, "lr": lr}
-    given = {name: value for name, value in named.items() if value is not None} | method_options(texts)
-    try:
-        configure(METHODS[method].defaults, given)
-    except ConfigError as error:
-        raise ConfigError(f"{method}: {error}") from None
-    return given
