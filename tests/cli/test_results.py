@@ -91,11 +91,26 @@ def test_formats_and_files(vicinal: Any, folder: Path, words: tuple[str, ...], s
 
 
 @pytest.mark.parametrize(
-    ("name", "start"), [("a.tex", "% "), ("a.csv", "method"), ("a.md", "**"), ("a.json", "{")]
+    ("name", "start"),
+    [
+        *(("a.tex", "% "), ("a.csv", "method"), ("a.CSV", "method"), ("a.md", "**"), ("a.json", "{")),
+        *(("a.txt", "accuracy"), ("a", "accuracy")),
+    ],
 )
 def test_the_format_follows_the_name_of_the_file(vicinal: Any, folder: Path, name: str, start: str) -> None:
     assert vicinal("results", folder, "--out", name).code == 0
     assert Path(name).read_text().startswith(start)
+
+
+def test_an_unknown_suffix_is_refused_unless_the_format_is_said(
+    vicinal: Any, folder: Path, tmp_path: Path
+) -> None:
+    line = vicinal("results", folder, "--out", "new/a.xyz").line
+    assert "--out new/a.xyz: its suffix is none of .csv, .md, .tex, .json, .txt" in line
+    assert "--format" in line
+    assert not (tmp_path / "new").exists()
+    assert vicinal("results", folder, "--out", "new/a.xyz", "--format", "csv").code == 0
+    assert (tmp_path / "new" / "a.xyz").read_text().startswith("method")
 
 
 def test_lines_of_a_format_are_not_wrapped(vicinal: Any, folder: Path, monkeypatch: Any) -> None:

@@ -11,7 +11,7 @@ from vicinal.benchmarks.bench.machine import device_name
 from vicinal.benchmarks.bench.records import PARTS, SECTIONS, BenchRecord, Ledger, Place, read_bench
 from vicinal.benchmarks.bench.run import Bench
 from vicinal.benchmarks.bench.scale import Scale, scale_for
-from vicinal.cli.console import Device, device_named, out
+from vicinal.cli.console import Device, device_named, out, say
 from vicinal.errors import ConfigError, DataError, UnknownNameError
 from vicinal.report.bench import bench_tables, notes, write_bench
 from vicinal.report.bench_origin import origin_lines
@@ -48,14 +48,14 @@ def bench_command(
     """
     if show and only:
         raise ConfigError("--show prints all records of --out: leave --only away")
-    records = read_bench(out_dir, _say) if show else _measure(device, quick, tuple(only or PARTS), out_dir)
+    records = read_bench(out_dir, say) if show else _measure(device, quick, tuple(only or PARTS), out_dir)
     if not records:
         raise DataError(f"{out_dir} holds no records: run vicinal bench --out {out_dir}")
     write_bench(out_dir, records)
     out.print(*bench_tables(records), sep="\n")
     for line in (memory_line(records), *profile_lines(records), *notes(records), *origin_lines(records)):
-        _say(line)
-    _say(f"{len(records)} records and a README in {out_dir}")
+        say(line)
+    say(f"{len(records)} records and a README in {out_dir}")
     if any(record.error for record in records):
         raise typer.Exit(1)
 
@@ -66,10 +66,10 @@ def _measure(device: str, quick: bool, parts: Sequence[str], out_dir: Path) -> l
     scale = scale_for(place.type, quick)
     _check(parts, scale)
     made_by = Place(device_name(place), scale.name, versions()["torch"])
-    ledger = Ledger(out_dir, parts, made_by, _say)
+    ledger = Ledger(out_dir, parts, made_by, say)
     with out.status("starting") as status:
-        say = status.update if out.is_terminal else out.print  # a log keeps what a terminal overwrites
-        Bench(scale, place, ledger.replace, say).run(parts)
+        tell = status.update if out.is_terminal else say  # a log keeps what a terminal overwrites
+        Bench(scale, place, ledger.replace, tell).run(parts)
     ledger.finish()
     return ledger.records
 
@@ -81,7 +81,3 @@ def _check(parts: Sequence[str], scale: Scale) -> None:
             raise UnknownNameError("part", part, (*PARTS, *SECTIONS))
         if not scale.measures(part):
             raise ConfigError(f"'{part}' has no cases at the scale '{scale.name}': only a full run has some")
-
-
-def _say(text: str) -> None:
-    out.print(text, markup=False, highlight=False)

@@ -3,9 +3,8 @@
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from vicinal.cli.console import DataDir, list_bad, out
+from vicinal.cli.console import DataDir, list_bad, out, say
 from vicinal.data.catalog import DATASETS
 from vicinal.data.check import check as check_dataset
 from vicinal.data.find import data_dirs, how_to_get
@@ -27,7 +26,7 @@ def list_command() -> None:
     out.print(catalog_table(DATASETS[name] for name in DATASETS))
     for name in DATASETS:
         if DATASETS[name].note:
-            out.print(f"{name}: {DATASETS[name].note}", style="dim", highlight=False)
+            say(f"{name}: {DATASETS[name].note}", style="dim")
 
 
 @app.command("status")
@@ -41,9 +40,9 @@ def status_command(
     out.print(status_table(statuses))
     for status in statuses:
         for note in status.notes:
-            out.print(f"{status.entry.name}: {escape(note)}", highlight=False)
+            say(f"{status.entry.name}: {note}")
         if status.state == "missing":
-            out.print(f"{status.entry.name}: {escape(how_to_get(status.entry, dirs[0]))}", highlight=False)
+            say(f"{status.entry.name}: {how_to_get(status.entry, dirs[0])}")
 
 
 @app.command("get")
@@ -57,8 +56,8 @@ def get_command(name: Name, data_dir: DataDir = None) -> None:
             lambda file, done, total: bars.count("get", file, done, total or 0),
             others=dirs[1:],
         )
-    there = f"in {escape(str(folder))}" if folder else "already there"
-    out.print(f"{name} is {there}", highlight=False)
+    there = f"in {folder}" if folder else "already there"
+    say(f"{name} is {there}")
     out.print(status_table([status_of(entry, dirs)]))
 
 
@@ -71,10 +70,10 @@ def check_command(
     with Bars(out) as bars:
         found = check_dataset(name, data_dir, lambda done, total: bars.count("check", name, done, total))
     out.print(check_table(found))
-    out.print(f"split: {found.split}", highlight=False)
+    say(f"split: {found.split}")
     for note in found.notes:
-        out.print(escape(note), highlight=False)
+        say(note)
     list_bad(found.bad, "unreadable images:")
-    out.print("sound" if found.sound else "not sound: see above", style="green" if found.sound else "red")
+    say("sound" if found.sound else "not sound: see above", style="green" if found.sound else "red")
     if not found.sound:
         raise typer.Exit(1)

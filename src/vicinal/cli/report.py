@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from vicinal.benchmarks.spec import load_spec
-from vicinal.cli.console import out
+from vicinal.cli.console import say
 from vicinal.report.benchmark import FIGURES, PAGE, write_benchmark
 from vicinal.report.board import spec_of
 from vicinal.report.select import read_all
@@ -30,4 +30,4 @@ def report_command(
     write_benchmark(found, records, folder, page_only=page_only)
     what = "records" if found is None else f"records of {found.name}"
     figures = "" if page_only else f", its figures in {folder / FIGURES}"
-    out.print(f"{len(records)} {what}: the page in {folder / PAGE}{figures}")
+    say(f"{len(records)} {what}: the page in {folder / PAGE}{figures}")

@@ -25,7 +25,7 @@ from vicinal.benchmarks.run import (
 from vicinal.benchmarks.schedule import Failure
 from vicinal.benchmarks.spec import SUFFIX, Spec, load_spec, spec_names
 from vicinal.benchmarks.store import Store, result_of
-from vicinal.cli.console import DataDir, Device, at_least_one, device_named, out
+from vicinal.cli.console import DataDir, Device, at_least_one, device_named, out, say
 from vicinal.report.bars import Bars
 from vicinal.report.benchmark import write_benchmark
 from vicinal.report.reproduced import QUICK, WORDS, expectations_of, results_rich, write_readme
@@ -156,7 +156,7 @@ def reproduce_command(
             _report(table, [failure for failure in failures if mine & failure.keys])
     notes = notes_of(dict.fromkeys(item for table in tables for item in table.missing), failures)
     for note in notes:
-        out.print(note, style="red", markup=False, highlight=False)
+        say(note, style="red")
     if notes:
         raise typer.Exit(1)
 
@@ -177,7 +177,7 @@ def _show_plan(asked: Asked, devices: Sequence[str], teach: bool) -> None:
     spec, whole, place = asked.spec, asked.whole, asked.place
     kind = devices[0].partition(":")[0]
     found = estimate(whole, place, kind, frozenset(Store(place.out).done()), teach=teach)
-    out.print(f"{spec.name}: {spec.title} ({spec.paper})", highlight=False, markup=False)
+    say(f"{spec.name}: {spec.title} ({spec.paper})")
     table = Table(box=SIMPLE_HEAD)
     for heading in ("Column", "Data", "Source models", "Records"):
         table.add_column(heading, justify="left" if heading in ("Column", "Data") else "right")
@@ -186,14 +186,14 @@ def _show_plan(asked: Asked, devices: Sequence[str], teach: bool) -> None:
         mine = [run for run in whole.measures if run.setting == column]
         models = {run.model for run in mine}
         results = sum(len(run.results) for run in mine)
-        table.add_row(escape(column), data[mine[0].model], str(len(models)), str(results))
+        table.add_row(escape(column), escape(data[mine[0].model]), str(len(models)), str(results))
     out.print(table)
     for line in _left(found, len(devices), kind):
-        out.print(line, highlight=False, markup=False)
+        say(line)
     for weights in needed_weights(whole):
-        out.print(f"pretrained weights: {weights}", highlight=False, markup=False)
+        say(f"pretrained weights: {weights}")
     for note in notes_of(asked.missing, []):
-        out.print(note, style="red", highlight=False, markup=False)
+        say(note, style="red")
 
 
 def _left(found: Estimate, workers: int, kind: str) -> list[str]:
@@ -237,11 +237,7 @@ def _say_taught(asked: Asked) -> None:
     runs = [run for run in asked.whole.trainings if run.request.out_of_fold is not None]
     taught = sum(TeachJob(run, asked.place).done for run in runs)
     files = f"{TAUGHT}, {CHOICE} and {STEP_SIZES} in {asked.place.out / 'models'}/*"
-    out.print(
-        f"left-out domains taught for {taught} of {len(runs)} source models: {files}",
-        highlight=False,
-        markup=False,
-    )
+    say(f"left-out domains taught for {taught} of {len(runs)} source models: {files}")
 
 
 def _report(asked: Asked, failures: Sequence[Failure]) -> None:
@@ -257,15 +253,13 @@ def _report(asked: Asked, failures: Sequence[Failure]) -> None:
     for one in expected:
         if one.met is not None:
             style = "green" if one.met else "red"
-            out.print(
-                f"{WORDS[one.met]}: {one.what}: {one.found}", style=style, markup=False, highlight=False
-            )
+            say(f"{WORDS[one.met]}: {one.what}: {one.found}", style=style)
     if unmeasured := sum(one.met is None for one in expected):
-        out.print(f"{unmeasured} more expectations were not measured", style="dim", highlight=False)
+        say(f"{unmeasured} more expectations were not measured", style="dim")
     if records[0].protocol["benchmark"]["quick"]:
-        out.print(QUICK, style="yellow")
+        say(QUICK, style="yellow")
     runs = len({result_of(record) for record in records})  # columns may share them
-    out.print(f"{runs} records, README.md, report.html and figures in {folder}", highlight=False)
+    say(f"{runs} records, README.md, report.html and figures in {folder}")
 
 
 def _quoted(text: str) -> str:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from vicinal.benchmarks.metric import METRICS
 from vicinal.benchmarks.spec import ACCURACY, Spec, load_spec
-from vicinal.cli.console import out
+from vicinal.cli.console import out, say
 from vicinal.errors import ConfigError, DataError, UnknownNameError
 from vicinal.evaluation.record import Record
 from vicinal.report.board import spec_of
@@ -21,7 +21,7 @@ from vicinal.report.select import read_all, where
 TERMINAL = "table"
 FORMATS = (TERMINAL, *TEXTS)
 FILE_WIDTH = 120  # of the words around a table in a text file
-SUFFIXES = {".csv": "csv", ".md": "md", ".tex": "latex", ".json": "json"}
+SUFFIXES = {".csv": "csv", ".md": "md", ".tex": "latex", ".json": "json", ".txt": TERMINAL, "": TERMINAL}
 
 
 def results_command(
@@ -76,7 +76,7 @@ def results_command(
     if out_file is not None:
         out_file.parent.mkdir(parents=True, exist_ok=True)
         out_file.write_text(_plain(table) if kind == TERMINAL else TEXTS[kind](table), encoding="utf-8")
-        out.print(f"{len(records)} records, {len(table.rows)} rows in {out_file}", highlight=False)
+        say(f"{len(records)} records, {len(table.rows)} rows in {out_file}")
     elif kind == TERMINAL:
         out.print(as_rich(table), crop=False)
     else:
@@ -91,8 +91,13 @@ def _benchmark(spec: str | None, records: Sequence[Record]) -> Spec:
 
 
 def _format(name: str | None, file: Path | None) -> str:
+    if name is None and file is not None:
+        if file.suffix.lower() not in SUFFIXES:
+            known = ", ".join(suffix for suffix in SUFFIXES if suffix)
+            raise ConfigError(f"--out {file}: its suffix is none of {known}: say with --format what to write")
+        return SUFFIXES[file.suffix.lower()]
     if name is None:
-        return SUFFIXES.get(file.suffix, TERMINAL) if file else TERMINAL
+        return TERMINAL
     if name not in FORMATS:
         raise UnknownNameError("format", name, FORMATS)
     return name

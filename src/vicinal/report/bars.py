@@ -18,11 +18,11 @@ class Bars:
 
     def __init__(self, console: Console) -> None:
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[figures]}", style="dim"),
+            TextColumn("{task.fields[figures]}", style="dim", markup=False),
             console=console,
         )
         self._current: TaskID | None = None
