@@ -369,7 +369,7 @@ def test_a_left_out_model_of_other_counts_of_images_is_trained_again(
     assert other.endswith("trained on other images, so it is trained again")
 
 
-@pytest.mark.parametrize("name", ["hospital-north-ward", "\N{HOSPITAL}" * 20])
+@pytest.mark.parametrize("name", ["hospital-north-ward", "\N{HOSPITAL}" * 20, "../../ward", "north\\ward"])
 def test_left_out_models_of_many_domains_have_names_that_a_disk_takes(
     name: str, spec: ModelSpec, make_sources: MakeSources, tmp_path: Path
 ) -> None:

@@ -278,7 +278,7 @@ def _left_out_name(
         "on": [source.name for source in rest],
     }
     digest = sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:16]
-    names = "-".join(source.name for source in rest)
+    names = "-".join(source.name for source in rest).replace("/", "_").replace("\\", "_")  # of one folder
     # A file's name may have 255 bytes, and a letter up to four of them.
     return f"on-{names if len(names) <= LONGEST_NAME else names[:LONGEST_NAME] + '...'}-{digest}"
 
