@@ -25,6 +25,7 @@ TABLES: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
             {"weights": "efficientnet-lite0.safetensors"},
         ),
         "ablation": ("ablation", {"only": ("pacs",), "seeds": 1, "iterations": 300, **RESNET}),
+        "carried": (str(ROOT / "benchmarks" / "carried.toml"), {}),
         "complex_scenarios": ("complex_scenarios", RESNET),
         "inner-step": (str(ROOT / "benchmarks" / "inner_step.toml"), {}),
         "joint": (str(ROOT / "benchmarks" / "joint.toml"), {}),
