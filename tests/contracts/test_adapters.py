@@ -178,6 +178,25 @@ def test_episodic_is_a_reset_before_every_batch(case: Case) -> None:
     assert same(run(case.adapt(episodic=True), batches), expected)
 
 
+def test_an_adapter_stays_in_evaluation_mode(batch_norm_case: Case) -> None:
+    source = batch_norm_case.source()
+    source.model.features.append(nn.Dropout(0.5))
+    asked, left = (batch_norm_case.adapt(source) for _ in range(2))
+    for batch in batch_norm_case.stream(6, 1, 5):
+        assert torch.equal(asked.train()(batch), left(batch))
+    assert not any(module.training for module in asked.modules())
+
+
+def test_weights_that_are_not_numbers_give_logits_that_are_none(batch_norm_case: Case) -> None:
+    adapter, (first, *rest) = batch_norm_case.adapt(), batch_norm_case.stream(6, 6, 1)
+    adapter(first)
+    with torch.no_grad():
+        for value in adapter.parameters():
+            value.fill_(torch.nan)
+    for batch in rest:
+        assert adapter(batch).isnan().all()
+
+
 def test_two_steps_go_further_than_one(case: Case) -> None:
     batches = case.stream(6, 5)
     once, twice = run(case.adapt(), batches), run(case.adapt(steps=2), batches)

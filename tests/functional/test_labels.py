@@ -92,6 +92,15 @@ def test_draws_repeat_with_the_seed_and_never_hit_a_class_of_probability_zero() 
     assert first[1].tolist() == [0, 1, 0]
 
 
+def test_a_row_that_is_not_finite_has_no_draws_and_changes_none_of_the_others() -> None:
+    y = torch.tensor([[0.2, 0.8], [torch.nan, torch.nan], [0.5, 0.5], [torch.inf, 0.0]])
+    found = draw_one_hot(y, 6, seeded())
+    assert found[[1, 3]].isnan().all()
+    assert torch.equal(found[[0, 2]].sum(-1), torch.ones(2))
+    sound = torch.where(y.isfinite(), y, 1.0)
+    assert torch.equal(found[[0, 2]], draw_one_hot(sound, 6, seeded())[[0, 2]])
+
+
 @pytest.mark.parametrize("num_samples", [1, 2, 7])
 def test_neighbor_labels_agree_with_a_loop_over_samples(num_samples: int) -> None:
     z, w = normal(6, 3, seed=9), gaussian()

@@ -66,12 +66,6 @@ class ClassBalance(nn.Module):
         self.register_buffer("agreed", torch.full_like(bias[0], AGREED))
         self.register_buffer("seen", torch.zeros_like(bias[0]))
 
-    def train(self, mode: bool = True) -> "ClassBalance":
-        """Change the mode as modules do; the source model stays as it is."""
-        super().train(mode)
-        self.source.eval()
-        return self
-
     @torch.no_grad()
     def weigh(self, x: Tensor) -> Weighed:
         """Return what the images of a batch count; nothing is kept of it yet."""

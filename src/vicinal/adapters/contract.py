@@ -3,10 +3,14 @@
 An adapter owns a copy of the source model. `forward(x)` adapts to the batch and returns the logits from after
 the update. `reset()` restores the source bit for bit. `state_dict()` holds everything a stream has left
 behind, optimizer and random generator included, so that loading it continues the stream exactly.
+
+Calls from several threads are taken one after another; what a call leaves behind meets the next one, whoever
+makes it, so that every stream needs an adapter of its own.
 """
 
 import copy
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
+from vicinal.adapters.turns import in_turn
 from vicinal.checkpoint import Trained
 from vicinal.data.augment import Augment
 from vicinal.data.augmix import AugMix
@@ -132,7 +137,8 @@ class Adapter(nn.Module, ABC):
     """A model that adapts itself to what it is asked to predict.
 
     A method fills in `adapt` and, where it has state of its own, `prepare`. What it keeps lives in modules,
-    buffers, the optimizer, the generator or, where shapes grow with the stream, in `memory`.
+    buffers, the optimizer, the generator or, where shapes grow with the stream, in `memory`. Calls from
+    several threads are taken one after another: one adapter per stream.
     """
 
     predicts: tuple[Predict, ...] = ("own",)
@@ -152,6 +158,7 @@ class Adapter(nn.Module, ABC):
 
     def __init__(self, source: Trained, settings: Settings, inplace: bool = False) -> None:
         super().__init__()
+        self.lock = threading.RLock()
         if settings.predict not in self.predicts:
             raise ConfigError(f"this method predicts by {' or '.join(self.predicts)}, not {settings.predict}")
         self.settings = settings
@@ -184,6 +191,7 @@ class Adapter(nn.Module, ABC):
         self.recorder = Recorder((self.generator,))
         self.register_buffer("seen", torch.zeros((), dtype=torch.double, device=device))
         self.prepare(source)
+        self.eval()
         # What state_dict hands out must not change when the stream goes on.
         self.register_state_dict_post_hook(_cut_off)  # type: ignore[no-untyped-call]
         self._initial = copy.deepcopy(self.state_dict())
@@ -200,6 +208,7 @@ class Adapter(nn.Module, ABC):
     def adapt(self, x: Tensor) -> Tensor:
         """Adapt to a batch and return the logits that the settings ask for."""
 
+    @in_turn
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (N, C) of a batch of images after adapting to them."""
         x = self.checked(x)
@@ -249,12 +258,36 @@ class Adapter(nn.Module, ABC):
         plain = self.settings.augment is None and not self.settings.episodic
         return self.steady and plain and self.told is None and not isinstance(self.model, Wrapped)
 
+    def train(self, mode: bool = True) -> "Adapter":
+        """Stay in evaluation mode, whatever is asked: a pass sets what it needs, where it needs it."""
+        return super().train(False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies and pickles are made of: a lock belongs to one object in one process."""
+        return {name: value for name, value in self.__dict__.items() if name != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.lock = threading.RLock()
+
+    @in_turn
     def _apply(self, *args: Any, **kwargs: Any) -> "Adapter":
         """Move all tensors, as modules do: recordings do not move along."""
         self.recorder.forget()
         moved: Adapter = super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
         return moved
 
+    @in_turn
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return all that the stream has left behind, as it is between two batches."""
+        return super().state_dict(*args, **kwargs)
+
+    @in_turn
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Continue the stream that left this state behind."""
+        return super().load_state_dict(*args, **kwargs)
+
+    @in_turn
     def reset(self) -> None:
         """Go back to the source model, bit for bit, and forget the stream."""
         self.load_state_dict(self._initial)
@@ -262,14 +295,17 @@ class Adapter(nn.Module, ABC):
     @property
     def initial_state(self) -> dict[str, Any]:
         """The state that `reset` goes back to; not to be written to."""
-        return self._initial
+        initial: dict[str, Any] = self._initial
+        return initial
 
+    @in_turn
     def predict(self, x: Tensor) -> "Prediction":
         """Return label, probability, entropy and spread of each image, after adapting to the batch."""
         from vicinal.adapters.prediction import predict
 
         return predict(self, x)
 
+    @in_turn
     def save(self, path: str | Path) -> None:
         """Write the source, the settings and the whole state to one file; `load_adapter` goes on from it."""
         from vicinal.adapters.persist import save_adapter
@@ -281,12 +317,14 @@ class Adapter(nn.Module, ABC):
         """The model whose output predicts, and its statistics: where a method has a teacher, the teacher."""
         return self.model, self.norm
 
+    @in_turn
     def export(self, x: Tensor | None = None) -> nn.Module:
         """Return the adapted model alone, frozen; per-batch statistics need a batch x to be settled on."""
         from vicinal.adapters.export import frozen
 
         return frozen(self, x)
 
+    @in_turn
     def get_extra_state(self) -> dict[str, Any]:
         """Return what is not a tensor of the module tree: optimizer, random state, memory, count of steps."""
         # Copied: an optimizer goes on writing into the tensors its state_dict hands out.
@@ -298,6 +336,7 @@ class Adapter(nn.Module, ABC):
             "steps": self.steps_taken,
         }
 
+    @in_turn
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restore what `get_extra_state` returned."""
         if self.optimizer is not None:

@@ -24,6 +24,7 @@ every alarm that follows, at last to the source, its step size is halved, and th
 been healthy for a while. After `patience` alarms it rests, for longer each time, and the source predicts.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from vicinal.adapters.contract import Adapter, Settings
 from vicinal.adapters.prediction import Prediction, predict
 from vicinal.adapters.reference import Opinion, Reference
 from vicinal.adapters.snapshots import Snapshot, drift, restore, scale_step, take
+from vicinal.adapters.turns import in_turn
 from vicinal.adapters.watch import Event, GuardConfig, Illness, Signs, Watch, illness
 from vicinal.errors import AdapterError
 from vicinal.functional.trust import Comparison, compared, information, mean_entropy, top_share
@@ -43,7 +45,7 @@ __all__ = ["Event", "GuardConfig", "Guarded"]
 
 
 class Guarded(nn.Module):
-    """An adapter under guard: called, reset, saved and restored as the adapter itself."""
+    """An adapter under guard: called, reset, saved and restored as the adapter itself, one call at a time."""
 
     def __init__(self, adapter: Adapter, config: GuardConfig | None = None) -> None:
         super().__init__()
@@ -58,6 +60,11 @@ class Guarded(nn.Module):
         self.snapshots: list[Snapshot] = []
         self.by_source = False  # whether the source made the last prediction
         self.watch = self._fresh()
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """The adapter's: a call of either waits for those of both."""
+        return self.adapter.lock
 
     @property
     def model(self) -> nn.Module:
@@ -79,6 +86,7 @@ class Guarded(nn.Module):
         """The adapter's draws, where it made the last prediction."""
         return None if self.by_source else self.adapter.draws
 
+    @in_turn
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (N, C): the adapter's where it is healthy, else the source's."""
         logits: Tensor | None = None
@@ -95,26 +103,41 @@ class Guarded(nn.Module):
         assert found is not None
         return found.to(self.adapter.output_dtype)
 
+    @in_turn
     def predict(self, x: Tensor) -> Prediction:
         """Return label, probability, entropy and spread of each image."""
         return predict(self, x)
 
+    @in_turn
     def save(self, path: str | Path) -> None:
         """Write adapter and guard to one file; `load_adapter` goes on from it."""
         from vicinal.adapters.persist import save_adapter
 
         save_adapter(path, self)
 
+    @in_turn
     def export(self, x: Tensor | None = None) -> nn.Module:
         """Return the adapted model alone, frozen."""
         return self.adapter.export(x)
 
+    @in_turn
     def reset(self) -> None:
         """Go back to the source model, bit for bit, and forget the stream and every alarm."""
         self.adapter.reset()
         self.events, self.snapshots, self.by_source = [], [], False
         self.watch = self._fresh()
 
+    @in_turn
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the state of adapter and guard, as it is between two batches."""
+        return super().state_dict(*args, **kwargs)
+
+    @in_turn
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Continue the stream that left this state behind."""
+        return super().load_state_dict(*args, **kwargs)
+
+    @in_turn
     def report(self) -> str:
         """Return a line for each alarm, or that there was none, and how often the source stood in."""
         lines = [str(event) for event in self.events] or [f"no alarm in {self.watch.step} batches"]
@@ -122,6 +145,7 @@ class Guarded(nn.Module):
             lines.append(f"the source predicted {self.watch.stood_in} of {self.watch.step} batches")
         return "\n".join(f"guard: {line}" for line in lines)
 
+    @in_turn
     def get_extra_state(self) -> dict[str, Any]:
         """Return what the guard remembers, snapshots included."""
         return {
@@ -131,6 +155,7 @@ class Guarded(nn.Module):
             "by_source": self.by_source,
         }
 
+    @in_turn
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restore what `get_extra_state` returned."""
         self.watch = Watch(**state["watch"])

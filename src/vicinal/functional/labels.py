@@ -28,9 +28,13 @@ def probabilistic_labels(
 
 
 def draw_one_hot(y: Tensor, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
-    """Return the mean of `num_samples` one-hot draws from each categorical of y (N, C)."""
-    draws = torch.multinomial(y, num_samples, replacement=True, generator=generator)
-    return F.one_hot(draws, y.shape[-1]).to(y.dtype).mean(-2)
+    """Return the mean of `num_samples` one-hot draws from each categorical of y (N, C).
+
+    NaN for a row that is not finite: nothing can be drawn from it, and the others are drawn all the same.
+    """
+    known = y.isfinite().all(-1, keepdim=True)
+    draws = torch.multinomial(torch.where(known, y, 1.0), num_samples, replacement=True, generator=generator)
+    return F.one_hot(draws, y.shape[-1]).to(y.dtype).mean(-2).masked_fill(~known, torch.nan)
 
 
 def class_means(z: Tensor, assignments: Tensor) -> tuple[Tensor, Tensor]:
