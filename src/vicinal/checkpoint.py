@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from vicinal.errors import CheckpointError, VicinalError
+from vicinal.errors import CheckpointError, ConfigError, VicinalError
 from vicinal.models.backbones import Preprocessing, build_classifier
 from vicinal.models.classifier import Classifier
 from vicinal.models.inference import InferenceNet, StreamInferenceNet
@@ -139,8 +139,22 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Trained:
     broken = next((name for name, value in tensors.items() if not value.isfinite().all()), None)
     if broken is not None:
         raise CheckpointError(f"{path}: its weights '{broken}' are not finite")
+    device = usable(device)
     with _agreeing(path):
         return unpacked(header, tensors, device)
+
+
+def usable(device: str | torch.device) -> torch.device:
+    """Return a device that tensors can be put on here; raise in one line where it is none."""
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"no device '{device}' here ({reason}): choose 'cpu', or 'cuda' with a GPU"
+        ) from None
+    return found
 
 
 def save_taught(path: Path, taught: Taught, of: str) -> None:
@@ -162,6 +176,7 @@ def load_taught(path: Path, of: str, device: str | torch.device = "cpu") -> Taug
     if header.get("of") != of:
         whose = header.get("of", "nobody knows which")
         raise CheckpointError(f"{path}: was taught for another model ({whose}, not {of}): remove it")
+    device = usable(device)
     with _agreeing(path):
         nets = {part: net.to(device).eval() for part, net in _nets(header["nets"], tensors).items()}
         return Taught(**nets, choice=header["choice"], out_of_fold=header["out_of_fold"])

@@ -7,7 +7,8 @@ VicinalError
 ├── CheckpointError    a file that is damaged, foreign or of another shape
 ├── TrainingError      training that cannot go on (a loss that is not finite)
 └── AdapterError       an adapter called in a way it cannot serve
-    └── LayersError    a layer of somebody's own model that a method needs and that was not found
+    ├── LayersError    a layer of somebody's own model that a method needs and that was not found
+    └── CopyError      a model that cannot be copied
 
 Each message is one line that says what is wrong and what to do. The command line prints it and exits with
 code 2.
@@ -50,3 +51,7 @@ class AdapterError(VicinalError):
 
 class LayersError(AdapterError):
     """A layer of somebody's own model that a method needs and that was not found."""
+
+
+class CopyError(AdapterError):
+    """A model that cannot be copied."""

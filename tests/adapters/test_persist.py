@@ -21,7 +21,7 @@ from vicinal.adapters.watch import Limits
 from vicinal.checkpoint import Trained, load, read_tensors, write_tensors
 from vicinal.data.augment import Augment
 from vicinal.data.augmix import AugMix
-from vicinal.errors import AdapterError, CheckpointError
+from vicinal.errors import AdapterError, CheckpointError, ConfigError
 from vicinal.functional.peers_consistency import feature_moments
 from vicinal.models.auxiliary import as_extras, projection_head, rotation_head
 from vicinal.models.single_sample import SampleInferenceNet
@@ -162,6 +162,35 @@ def test_a_model_of_ones_own_is_brought_again(tmp_path: Path, images: Any, dtype
         load_adapter(tmp_path / "own.safetensors", Bare(5).to(dtype))
     with pytest.raises(AdapterError, match="move it there first"):
         load_adapter(tmp_path / "own.safetensors", net, device="cpu")
+
+
+def test_a_model_of_other_weights_is_not_the_one_that_was_saved(tmp_path: Path, images: Any) -> None:
+    path, net = tmp_path / "own.safetensors", Bare()
+    adapter, x = adapt(net, "soft", head="last", lr=1e-2), images(6).float()
+    adapter(x)
+    adapter.save(path)
+    for tensor in (net.last.bias, net.body[1].running_var):
+        other = copy.deepcopy(net)
+        name = next(found for found, value in net.state_dict(keep_vars=True).items() if value is tensor)
+        other.state_dict()[name][0] += 1e-3
+        with pytest.raises(AdapterError, match="a model of other weights: pass that one"):
+            load_adapter(path, other)
+    tensors, header = read_tensors(path)
+    del header["weights"]  # as files were written before
+    write_tensors(path, tensors, header)
+    assert torch.equal(load_adapter(path, other)(x), adapter(x))
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_here_is_said_in_one_line(make_source: Any, tmp_path: Path, device: str) -> None:
+    path = tmp_path / "file.safetensors"
+    vicinal.save(path, make_source())
+    with pytest.raises(ConfigError, match=rf"no device '{device}' here \(.*choose 'cpu'") as caught:
+        vicinal.load(path, device=device)
+    assert "\n" not in str(caught.value)
+    adapt(make_source(), "soft").save(path)
+    with pytest.raises(ConfigError, match=rf"no device '{device}' here"):
+        load_adapter(path, device=device)
 
 
 def test_random_numbers_of_another_device(make_source: Any, images: Any, tmp_path: Path) -> None:

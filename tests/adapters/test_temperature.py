@@ -84,6 +84,16 @@ def test_a_guard_judges_as_without_it(make_source: MakeSource, images: MakeImage
     assert said[1] == said[0]
 
 
+def test_a_source_that_stands_in_is_divided_too(make_source: MakeSource, images: MakeImages) -> None:
+    plain, mild = (Guarded(adapt(make_source(), "tent", lr=0.3, output_temperature=t)) for t in (1.0, 8.0))
+    stood_in = 0
+    for seed in range(6):
+        one, other = (guarded(images(20, seed=seed)) for guarded in (plain, mild))
+        torch.testing.assert_close(other * 8, one)
+        stood_in += mild.by_source
+    assert stood_in, "nothing to compare"
+
+
 def test_what_it_was_before_keeps_its_name() -> None:
     for method in METHODS:
         assert "output_temperature" not in told(METHODS[method].defaults)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.adapters.contract import Adapter
+from vicinal.adapters.guard import Guarded
 from vicinal.adapters.methods import METHODS
 from vicinal.adapters.statistics import KINDS
 from vicinal.checkpoint import Trained
@@ -185,6 +186,18 @@ def test_an_adapter_stays_in_evaluation_mode(batch_norm_case: Case) -> None:
     for batch in batch_norm_case.stream(6, 1, 5):
         assert torch.equal(asked.train()(batch), left(batch))
     assert not any(module.training for module in asked.modules())
+
+
+@pytest.mark.parametrize("guard", [False, True])
+def test_autocast_around_an_adapter_changes_nothing(batch_norm_case: Case, guard: bool) -> None:
+    around, plain = (
+        Guarded(adapter) if guard else adapter
+        for adapter in (batch_norm_case.adapt(), batch_norm_case.adapt())
+    )
+    for batch in batch_norm_case.stream(6, 1, 5):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = around(batch)
+        assert torch.equal(logits, plain(batch))
 
 
 def test_weights_that_are_not_numbers_give_logits_that_are_none(batch_norm_case: Case) -> None:

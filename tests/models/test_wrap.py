@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +92,8 @@ class Named(Own):
             "object": SimpleNamespace(loss=None, logits=logits),
             "tuple": (logits, x),
             "dict": {"logits": logits},
+            "mapping": MappingProxyType({"loss": None, "logits": logits}),
+            "nameless": {"out": logits},
         }
         return forms[self.form]
 
@@ -213,6 +215,81 @@ def test_weights_that_are_not_finite_are_refused() -> None:
         adapt(net, "tent")
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_statistics_that_are_not_finite_are_refused(value: float) -> None:
+    net = Own()
+    net.stem[1].running_var[2] = value
+    with pytest.raises(AdapterError, match=r"the weights 'stem.1.running_var' of this model are not finite"):
+        adapt(net, "tent")
+
+
+def test_a_mask_may_hide_places_by_minus_infinity() -> None:
+    net = Own()
+    net.register_buffer("mask", torch.tensor([0.0, -math.inf]))
+    assert adapt(net, "erm", head="answer")(images()).shape == (6, CLASSES)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+@pytest.mark.parametrize("inside", [False, True])
+def test_modules_of_torchscript_are_refused(inside: bool) -> None:
+    script = torch.jit.trace(Own().eval(), images())
+    with pytest.raises(AdapterError, match=r"TorchScript .* pass the nn.Module it was made from"):
+        adapt(nn.Sequential(script) if inside else script, "tent")
+
+
+class Cut(nn.Module):
+    """A net whose owner only ever predicts with it."""
+
+    def __init__(self, mode: Callable[[], Any]) -> None:
+        super().__init__()
+        self.net, self.mode = Own(), mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.mode():
+            return self.net(x)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("method", ["tent", "soft", "sar"])
+def test_a_forward_without_gradients_is_said_in_one_line(method: str, mode: Callable[[], Any]) -> None:
+    net = seeded(lambda: Cut(mode))
+    with pytest.raises(AdapterError, match=r"runs without gradients, .* adapt\(model, 'bn'\)") as caught:
+        adapt(net, method, head="net.answer")(images())
+    assert "\n" not in str(caught.value)
+    assert adapt(net, "bn", head="net.answer")(images()).shape == (6, CLASSES)
+
+
+def test_another_failure_of_a_forward_stays_what_it_is() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(9, CLASSES))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        adapt(net, "tent")(images())
+
+
+@pytest.mark.parametrize("method", ["tent", "vnl"])
+def test_a_model_that_cannot_be_copied_says_what_to_do(method: str) -> None:
+    net = seeded(Own)
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        net.answer = nn.utils.weight_norm(net.answer)  # its weight is computed, and no leaf
+    with pytest.raises(
+        AdapterError, match=r"cannot be copied \(.*\): .*parametrizations, or .*inplace=True"
+    ) as caught:
+        adapt(net, method, head="answer")
+    assert "\n" not in str(caught.value)
+    assert adapt(net, "tent", head="answer", inplace=True)(images()).shape == (6, CLASSES)
+
+
+@pytest.mark.parametrize("guard", [False, True])
+@pytest.mark.parametrize(
+    "move", [nn.Module.half, nn.Module.bfloat16, lambda thing: thing.to(dtype=torch.float16)]
+)
+def test_an_adapter_is_not_turned_to_half_precision(move: Callable[[Any], Any], guard: bool) -> None:
+    adapter = adapt(seeded(Own), "tent", head="answer")
+    with pytest.raises(AdapterError, match="precision='bfloat16'"):
+        move(Guarded(adapter) if guard else adapter)
+    assert {value.dtype for value in adapter.parameters()} == {torch.float32}
+    assert adapter.to("cpu").double()(images().double()).shape == (6, CLASSES)
+
+
 def test_what_is_no_model_no_adapter_and_no_batch() -> None:
     with pytest.raises(AdapterError, match=r"expected a model, .* got 'resnet18'"):
         adapt("resnet18", "tent")  # type: ignore[arg-type]
@@ -264,7 +341,7 @@ def test_a_head_that_is_no_linear_layer_can_be_named_for_its_features() -> None:
     assert len(Wrapped(net, head="out").head_parameters()) == 2
 
 
-@pytest.mark.parametrize("form", ["object", "tuple"])
+@pytest.mark.parametrize("form", ["object", "tuple", "dict", "mapping"])
 def test_logits_are_found_in_what_a_model_returns(form: str) -> None:
     net = seeded(lambda: Named(form)).eval()
     expected = Own.forward(net, images())
@@ -274,7 +351,7 @@ def test_logits_are_found_in_what_a_model_returns(form: str) -> None:
 
 def test_an_output_that_holds_no_logits_is_refused() -> None:
     with pytest.raises(AdapterError, match=r"must return logits \(N, C\), it returned dict"):
-        adapt(seeded(lambda: Named("dict")), "erm")(images())
+        adapt(seeded(lambda: Named("nameless")), "erm")(images())
     with pytest.raises(AdapterError, match=r"it returned \(2, 3, 4\)"):
         logits_of(torch.zeros(2, 3, 4))
     with pytest.raises(AdapterError, match="it returned tuple"):

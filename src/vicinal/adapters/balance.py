@@ -9,7 +9,6 @@ that fails, and takes everything for a few classes. All this is for some ten cla
 missing from any stream of hundreds, and the source's statistics then stand in for half.
 """
 
-import copy
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from vicinal.errors import AdapterError
 from vicinal.functional.normalization import Moments, mix, stream_weight, transport, weighted_moments
 from vicinal.functional.shares import AGREED, believed_shares, equalizing_weights, share_distance
 from vicinal.models.classifier import Classifier
-from vicinal.models.wrap import Wrapped
+from vicinal.models.wrap import Wrapped, copied
 
 
 class Weighed(NamedTuple):
@@ -53,7 +52,7 @@ class ClassBalance(nn.Module):
 
     def __init__(self, model: Classifier | Wrapped, source_images: int, floor: float) -> None:
         super().__init__()
-        self.source = copy.deepcopy(model).eval().requires_grad_(False)
+        self.source = copied(model).eval().requires_grad_(False)
         self.source_images, self.floor = source_images, floor
         try:
             bias = model.linear.bias.detach().double()

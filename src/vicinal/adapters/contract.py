@@ -13,6 +13,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -31,7 +32,7 @@ from vicinal.fields import check_fields
 from vicinal.graphs import Recorder, overwritten, suited
 from vicinal.models.classifier import PRECISIONS, Classifier
 from vicinal.models.pooling import fuse_pools
-from vicinal.models.wrap import Wrapped
+from vicinal.models.wrap import Wrapped, copied, cuts_gradients
 from vicinal.types import Head
 
 if TYPE_CHECKING:
@@ -48,9 +49,9 @@ HALF = (torch.float16, torch.bfloat16)
 OPTIMIZERS = ("adam", "sgd")
 # Options of what is updated by gradients, and how: idle where nothing is.
 OF_STEPS = ("lr", "steps", "parameters", "optimizer", "momentum", "pull", "horizon", "from_rest", "augment")
-# Pixels beyond which a batch is no image in [0, 1], noise and rounding allowed for: one that was normalized
-# already, or holds numbers up to 255.
-FARTHEST = (-1.0, 2.0)
+# Pixels beyond which a batch is no image in [0, 1]: one that was normalized already, if only to [-1, 1], or
+# holds numbers up to 255. Images that were resampled, sharpened or made noisy overshoot by less.
+FARTHEST = (-0.5, 1.5)
 
 
 class Observed(NamedTuple):
@@ -163,7 +164,7 @@ class Adapter(nn.Module, ABC):
             raise ConfigError(f"this method predicts by {' or '.join(self.predicts)}, not {settings.predict}")
         self.settings = settings
         self.source = source
-        model = source.model if inplace else copy.deepcopy(source.model)
+        model = source.model if inplace else copied(source.model)
         self.output_dtype = next(model.parameters()).dtype
         # A step of 1e-4 is lost in the rounding of half precision: such a model adapts in full precision.
         full = model.float() if self.output_dtype in HALF else model
@@ -210,11 +211,18 @@ class Adapter(nn.Module, ABC):
 
     @in_turn
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (N, C) of a batch of images after adapting to them."""
-        x = self.checked(x)
+        """Return logits (N, C) of a batch of images after adapting to them.
+
+        What the features are computed in is for `precision` to say: torch.autocast around it has no say.
+        """
+        with as_it_is(self.model):
+            return self._answered(self.checked(x))
+
+    def _answered(self, x: Tensor) -> Tensor:
+        """Return logits of a batch that can be taken."""
         self.draws = None
         if self.settings.episodic:
-            self.reset()
+            self._start_over()
         watched = self.observer is not None
         made = self.recorder.run(self._adapted, x, variant=watched) if self.records else self._adapted(x)
         self.draws = made.get("draws")
@@ -232,7 +240,7 @@ class Adapter(nn.Module, ABC):
         self.norm.begin(x)
         self.observed = None
         with torch.enable_grad():
-            made = {"logits": self.adapt(x).detach()}
+            made = {"logits": self._adapt(x).detach()}
         self.norm.carry(self.model, x)
         self.norm.end(made["logits"])
         self.seen += len(x)
@@ -241,6 +249,26 @@ class Adapter(nn.Module, ABC):
         if self.observed is not None:
             made |= {f"observed.{name}": value for name, value in self.observed._asdict().items()}
         return made
+
+    def _adapt(self, x: Tensor) -> Tensor:
+        """Adapt, and say so in one line if that fails since the model lets no gradient through."""
+        try:
+            return self.adapt(x)
+        except RuntimeError:
+            if isinstance(self.model, Wrapped) and cuts_gradients(self.model, x):
+                raise AdapterError(
+                    "this model's forward runs without gradients, under no_grad or inference_mode: take that "
+                    "off it, or choose a method that takes no steps, as in adapt(model, 'bn')"
+                ) from None
+            raise
+
+    def _start_over(self) -> None:
+        """Go back to the source before a batch; steps stay as short as a guard has made them."""
+        lengths = [] if self.optimizer is None else [group["lr"] for group in self.optimizer.param_groups]
+        self.reset()
+        if self.optimizer is not None:
+            for group, lr in zip(self.optimizer.param_groups, lengths, strict=True):
+                group["lr"] = lr
 
     def show(self, z: Tensor, logits: Tensor, model: Classifier | Wrapped) -> None:
         """Leave what a prediction was made of for the observer, if there is one; the last one counts."""
@@ -273,6 +301,12 @@ class Adapter(nn.Module, ABC):
     @in_turn
     def _apply(self, *args: Any, **kwargs: Any) -> "Adapter":
         """Move all tensors, as modules do: recordings do not move along."""
+        convert = args[0] if args else kwargs["fn"]
+        if convert(torch.empty(0, device=self.seen.device)).dtype in HALF:
+            raise AdapterError(
+                "an adapter keeps its weights in single precision, since half rounds its steps away: for "
+                "features in half pass precision='bfloat16', as in adapt(model, precision='bfloat16')"
+            )
         self.recorder.forget()
         moved: Adapter = super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
         return moved
@@ -378,6 +412,11 @@ class Adapter(nn.Module, ABC):
                 "normalizes them itself"
             )
         return (x.clone() if x.is_inference() else x).to(next(self.model.parameters()).dtype)
+
+
+def as_it_is(model: nn.Module) -> AbstractContextManager[Any]:
+    """Return a block in which a model computes in the precision it has, whatever there is around it."""
+    return torch.autocast(next(model.parameters()).device.type, enabled=False)
 
 
 def _cut_off(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vicinal.adapters.contract import HALF, Adapter
+from vicinal.adapters.contract import HALF, Adapter, as_it_is
 from vicinal.errors import AdapterError
 
 LATEST = 18  # ONNX operator set
@@ -31,7 +31,8 @@ def frozen(adapter: Adapter, x: Tensor | None = None) -> nn.Module:
     model, norm = copy.deepcopy(predictor)
     if norm.per_batch and x is not None:
         norm.begin()
-        norm.freeze(model, adapter.checked(x))
+        with as_it_is(model):
+            norm.freeze(model, adapter.checked(x))
     model = model.eval().requires_grad_(False)
     model.precision = None  # who predicts with it decides for himself
     return model.to(adapter.output_dtype) if adapter.output_dtype in HALF else model

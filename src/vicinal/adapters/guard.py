@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vicinal.adapters.contract import Adapter, Settings
+from vicinal.adapters.contract import Adapter, Settings, as_it_is
 from vicinal.adapters.prediction import Prediction, predict
 from vicinal.adapters.reference import Opinion, Reference
 from vicinal.adapters.snapshots import Snapshot, drift, restore, scale_step, take
@@ -89,6 +89,11 @@ class Guarded(nn.Module):
     @in_turn
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (N, C): the adapter's where it is healthy, else the source's."""
+        with as_it_is(self.model):
+            return self._answered(x).to(self.adapter.output_dtype)
+
+    def _answered(self, x: Tensor) -> Tensor:
+        """Return the logits of the adapter or of the source, both divided by what they are to be."""
         logits: Tensor | None = None
         if self.watch.resting:
             opinion: Opinion | None = self._rest(self.adapter.checked(x))
@@ -99,9 +104,11 @@ class Guarded(nn.Module):
         self.by_source = opinion is not None
         self.watch.stood_in += self.by_source
         self.watch.step += 1
-        found = logits if opinion is None else opinion.logits
-        assert found is not None
-        return found.to(self.adapter.output_dtype)
+        if opinion is not None:
+            # Not by all of `divided_by`: how often the two agree says nothing of the source itself.
+            return opinion.logits / self.settings.output_temperature
+        assert logits is not None
+        return logits
 
     @in_turn
     def predict(self, x: Tensor) -> Prediction:

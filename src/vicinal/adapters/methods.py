@@ -10,7 +10,7 @@ from torch import nn
 from vicinal.adapters.contract import OF_STEPS, Adapter, Settings
 from vicinal.adapters.statistics import KINDS, StatisticsConfig
 from vicinal.checkpoint import Trained
-from vicinal.errors import AdapterError, ConfigError, LayersError
+from vicinal.errors import AdapterError, ConfigError, CopyError, LayersError
 from vicinal.models.backbones import Preprocessing
 from vicinal.models.classifier import Classifier
 from vicinal.models.wrap import Wrapped
@@ -123,6 +123,8 @@ def adapt(
     try:
         with torch.inference_mode(False):  # tensors made in that mode could never be updated
             return entry.build(trained, settings, inplace)
+    except CopyError:
+        raise  # no training would help
     except AdapterError as error:
         # What can do without its training there misses a layer, not the training.
         lacks_layer = isinstance(error, LayersError) and entry.defaults.fallbacks(trained)
@@ -183,9 +185,25 @@ def bare(net: nn.Module, features: str | None = None, head: str | None = None) -
         raise AdapterError("this is an adapter already: adapt the model it was made of")
     if not any(True for _ in net.parameters()):
         raise AdapterError("this model has no parameters: there is nothing to adapt")
-    broken = next((name for name, value in net.named_parameters() if not value.isfinite().all()), None)
+    if any(isinstance(module, torch.jit.ScriptModule) for module in net.modules()):
+        raise AdapterError("a TorchScript module hides its layers: pass the nn.Module it was made from")
+    broken = _broken(net)
     if broken is not None:
         raise AdapterError(f"the weights '{broken}' of this model are not finite: load it again")
     model = cast(Classifier, Wrapped(net, features, head))
     nothing = Preprocessing(size=0, channels=model.channels or 0, mean=(), std=())
     return Trained(model, BARE, classes=(), preprocessing=nothing, algorithm="unknown")
+
+
+def _broken(net: nn.Module) -> str | None:
+    """Return the name of weights or statistics that nothing can be computed with; None where there are none.
+
+    A buffer may also be a mask, and have minus infinity where it hides something.
+    """
+    weights = {name for name, _ in net.named_parameters()}
+    for name, value in net.state_dict().items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            sound = value.isfinite() if name in weights else value < torch.inf
+            if not bool(sound.all()):
+                return name
+    return None

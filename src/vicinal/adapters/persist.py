@@ -6,6 +6,7 @@ reads tensors and JSON; it executes no code. Of a model that was not built here 
 owner brings it again.
 """
 
+import hashlib
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from vicinal.adapters.guard import GuardConfig, Guarded
 from vicinal.adapters.methods import BARE, METHODS, Method, bare
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.adapters.watch import Limits
-from vicinal.checkpoint import Trained, packed, read_tensors, unpacked, write_tensors
+from vicinal.checkpoint import Trained, packed, read_tensors, unpacked, usable, write_tensors
 from vicinal.data.augment import Augment
 from vicinal.data.augmix import AugMix
 from vicinal.errors import AdapterError, CheckpointError, UnknownNameError
@@ -44,6 +45,7 @@ def save_adapter(path: str | Path, thing: Adapter | Guarded) -> None:
     if source.backbone == BARE:
         assert isinstance(adapter.model, Wrapped)
         header["layers"] = {"features": adapter.model.features_name, "head": adapter.model.head_name}
+        header["weights"] = digest(_untouched(adapter))
     else:
         tensors, header["source"] = packed(source)
         tensors |= {name: value for name, value in _untouched(adapter).items() if name in tensors}
@@ -59,12 +61,14 @@ def load_adapter(
     `model` is the source again, needed where it was not built by vicinal and then adapted where it is; else
     `device` says where, by default the CPU.
     """
-    path = Path(path)
+    path, where = Path(path), usable("cpu" if device is None else device)
     tensors, header = read_tensors(path)
     if header.get("kind") != KIND:
         raise CheckpointError(f"{path}: holds no adapter: read it with vicinal.load and adapt it")
     try:
-        source = _source(path, header, tensors, model, device)
+        if model is not None and device is not None:
+            raise AdapterError("a model is adapted where it is: move it there first, and leave device out")
+        source = _source(path, header, tensors, model, where)
         entry = METHODS[header["method"]]
         with torch.inference_mode(False):
             adapter = entry.build(source, decoded(header["settings"], entry), False)
@@ -82,20 +86,39 @@ def _source(
     header: dict[str, Any],
     tensors: dict[str, Tensor],
     model: Trained | nn.Module | None,
-    device: str | torch.device | None,
+    device: torch.device,
 ) -> Trained:
     if model is None:
         if "source" not in header:
             raise AdapterError(
                 f"{path}: its model was not built by vicinal: pass it again, as in load_adapter(path, model)"
             )
-        return unpacked(header["source"], tensors, device or "cpu")
-    if device is not None:
-        raise AdapterError("a model is adapted where it is: move it there first, and leave device out")
+        return unpacked(header["source"], tensors, device)
     if isinstance(model, Trained):
         return model
     layers = header.get("layers", {"features": None, "head": None})
     return bare(model, layers["features"], layers["head"])
+
+
+def _check_weights(path: Path, adapter: Adapter, header: dict[str, Any]) -> None:
+    """Raise if a model brought again is not the one that was saved: a reset would go back to another source.
+
+    Files from before models were told apart say nothing of it.
+    """
+    if adapter.source.backbone == BARE and header.get("weights", "") not in ("", digest(_untouched(adapter))):
+        raise AdapterError(
+            f"{path}: was saved with a model of other weights: pass that one, as it was before it adapted"
+        )
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    """Return what tells tensors apart by name, shape, precision and every bit, on any device."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        found.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+        found.update(value.flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def _continue(
@@ -110,6 +133,7 @@ def _continue(
                 f"{path}: does not fit this model, or is of another version of vicinal: "
                 f"'{name}' is {there} in the file, {tuple(value.shape)} here"
             )
+    _check_weights(path, adapter, header)
     device = adapter.generator.device.type
     if header["device"] != device:
         if header["drawn"]:

@@ -1,6 +1,5 @@
 """The source model as a second opinion, on the statistics that suit the batch better."""
 
-import copy
 from typing import NamedTuple
 
 import torch
@@ -10,6 +9,7 @@ from vicinal.adapters.contract import Adapter
 from vicinal.adapters.passes import as_logits
 from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
 from vicinal.functional.trust import information, mean_entropy
+from vicinal.models.wrap import copied
 
 
 class Opinion(NamedTuple):
@@ -37,7 +37,7 @@ class Reference:
             if kept is not None and kept.shape == buffer.shape:
                 shared[id(buffer)] = kept.clone()
         dtype = next(adapter.model.parameters()).dtype
-        self.model = copy.deepcopy(source, shared).to(dtype).eval().requires_grad_(False)
+        self.model = copied(source, shared).to(dtype).eval().requires_grad_(False)
         self.norm = NormStatistics(self.model, StatisticsConfig("batch", follow_updates=False))
         self.has_statistics = not self.norm.one_pass(1)
 

@@ -8,7 +8,6 @@ neighbor labels; and phi is fitted on predictions of models that never saw the d
 these is used was chosen on left-out domains.
 """
 
-import copy
 import math
 from functools import partial
 from typing import NamedTuple
@@ -39,6 +38,7 @@ from vicinal.functional.shares import (
 )
 from vicinal.graphs import Branch
 from vicinal.models.inference import StreamInferenceNet
+from vicinal.models.wrap import copied
 
 
 class Seen(NamedTuple):
@@ -94,7 +94,7 @@ class Vnl(Adapter):
             spaces = 2 if self.looks_twice else 1
             self.neighborhood = Neighborhood(self.settings.crowd_size(len(head.bias)), head, spaces)
         if self.has_anchor:
-            self.anchor = copy.deepcopy(self.model).eval().requires_grad_(False)
+            self.anchor = copied(self.model).eval().requires_grad_(False)
             self.anchor_norm = NormStatistics(self.anchor, self.settings.statistics, beside=self.norm)
         if self.settings.update == "anchored":
             self.anchor_labeler = StreamLabeler(fitted(source.anchor_phi), head)

@@ -1,16 +1,18 @@
 """Any classifier as features and a head: found by itself, or named by whoever brings the model."""
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from vicinal.errors import AdapterError, LayersError, UnknownNameError
+from vicinal.errors import AdapterError, CopyError, LayersError, UnknownNameError
 from vicinal.models.classifier import computing_in
 from vicinal.types import Head
 
+M = TypeVar("M", bound=nn.Module)
 # What torchvision, timm and most others call their last layer.
 HEAD_NAMES = ("fc", "head.fc", "heads.head", "head", "classifier", "last_linear", "linear", "_fc")
 
@@ -131,6 +133,27 @@ def unwrapped(net: nn.Module) -> nn.Module:
     return inner
 
 
+def copied(model: M, memo: dict[int, Any] | None = None) -> M:
+    """Return a deep copy of a model; raise in one line where it holds a tensor that was computed."""
+    try:
+        return copy.deepcopy(model, memo)
+    except (RuntimeError, TypeError) as error:
+        raise CopyError(
+            f"this model cannot be copied ({str(error).partition('.')[0]}): take weight_norm and "
+            "spectral_norm from torch.nn.utils.parametrizations, or pass inplace=True to a method that needs "
+            "no second model"
+        ) from None
+
+
+def cuts_gradients(model: nn.Module, x: Tensor) -> bool:
+    """Say whether a model gives logits that do not depend on its images, as far as gradients know."""
+    try:
+        with torch.enable_grad():
+            return not model(x.detach().clone().requires_grad_()).requires_grad
+    except RuntimeError:  # it fails for another reason
+        return False
+
+
 def find_head(net: nn.Module) -> str | None:
     """Return the name of the last linear layer, by its usual names first; None if there is none."""
     layers = {name: layer for name, layer in net.named_modules() if isinstance(layer, nn.Linear)}
@@ -143,8 +166,9 @@ def find_head(net: nn.Module) -> str | None:
 
 
 def logits_of(output: Any) -> Tensor:
-    """Return the logits in what a model returns: a tensor, `.logits`, or the first of several."""
-    found = getattr(output, "logits", output)
+    """Return the logits in what a model returns: a tensor, `.logits`, ["logits"], or the first of several."""
+    named = output.get("logits", output) if isinstance(output, Mapping) else output
+    found = getattr(named, "logits", named)
     if isinstance(found, list | tuple) and found:
         found = found[0]
     if not isinstance(found, Tensor) or found.ndim != 2:
