@@ -1,9 +1,9 @@
 """vicinal: image classifiers that adapt themselves to unseen domains by variational neighbor labels."""
 
 from vicinal import adapters
+from vicinal.adapters.asked import adapt
 from vicinal.adapters.contract import Adapter
 from vicinal.adapters.guard import GuardConfig, Guarded
-from vicinal.adapters.methods import adapt
 from vicinal.adapters.persist import load_adapter
 from vicinal.checkpoint import Trained, load, save
 from vicinal.data.domains import assign_roles

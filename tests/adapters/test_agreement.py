@@ -115,12 +115,18 @@ def test_both_divide_where_both_are_asked_for(make_source: MakeSource, images: M
 
 
 def test_a_batch_that_broke_down_says_nothing_of_the_next() -> None:
-    (good, says), (next_, said) = batches(10, 10)
+    (good, _), (next_, _) = batches(10, 10)
+    says, said = good.argmax(-1), next_.argmax(-1)
+    for classes in (says, said):  # 2 of 10 differ: by neither end of the temperatures
+        classes[:2] = (classes[:2] + 1) % 4
     whole, broken = Agreement(20, torch.zeros(4)), Agreement(40, torch.zeros(4))
     whole(good, says, 1.0, 5.0)
     broken(good, says, 1.0, 5.0)
-    assert broken(torch.full((10, 4), torch.nan), says, 1.0, 5.0).isfinite()
-    torch.testing.assert_close(broken(next_, said, 1.0, 5.0), whole(next_, said, 1.0, 5.0))
+    nothing = torch.full((10, 4), torch.nan)
+    assert 0.2 < float(broken(nothing, (nothing.argmax(-1) + 1) % 4, 1.0, 5.0)) < 9
+    expected = whole(next_, said, 1.0, 5.0)
+    assert 0.2 < float(expected) < 9
+    torch.testing.assert_close(broken(next_, said, 1.0, 5.0), expected)
 
 
 def test_a_guard_judges_what_the_adapter_said_before_it_was_divided(

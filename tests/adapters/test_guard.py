@@ -129,6 +129,19 @@ def test_looks_are_few_while_all_is_well(monkeypatch: pytest.MonkeyPatch) -> Non
 # --- what it does ---
 
 
+def test_steps_it_has_shortened_stay_so_from_batch_to_batch_of_an_episodic_adapter() -> None:
+    guarded = Guarded(adapt(digits()[0], "soft", lr=1e-2, episodic=True))
+    batches = [x for x, _ in stream("online")[:3]]
+    guarded(batches[0])
+    guarded._scale(0.25)
+    shorter = guarded(batches[1])
+    assert [group["lr"] for group in guarded.adapter.optimizer.param_groups] == [0.25e-2]  # type: ignore[union-attr]
+    expected = adapt(digits()[0], "soft", lr=0.25e-2, episodic=True)(batches[1])
+    assert torch.equal(shorter, expected)
+    guarded.reset()
+    assert torch.equal(guarded(batches[2]), adapt(digits()[0], "soft", lr=1e-2)(batches[2]))
+
+
 class Script:
     """Stands in for an adapter's logits: what it says of each batch is told in advance."""
 

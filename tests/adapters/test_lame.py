@@ -76,7 +76,7 @@ def test_the_defaults_are_those_of_the_paper(make_source: Any, images: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("iterations", "tolerance"), [(1, 0.0), (4, 0.0), (7, 0.0), (100, 1e-2), (100, 1e-4)]
+    ("iterations", "tolerance"), [(1, 0.0), (4, 0.0), (7, 0.0), (100, 1e-2), (100, 1e-4), (100, 1.0)]
 )
 def test_it_stops_where_it_is_told_to(images: Any, iterations: int, tolerance: float) -> None:
     generator = torch.Generator().manual_seed(3)

@@ -1,13 +1,14 @@
 """The registry of methods, their options, and where a live adapter takes its settings from."""
 
 import json
+import warnings
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-import vicinal.adapters  # noqa: F401  fills the registry
+import vicinal
 from vicinal.adapters import methods
 from vicinal.adapters.contract import Adapter, Settings
 from vicinal.adapters.methods import METHODS, adapt, configure, idle, register, settled
@@ -185,6 +186,19 @@ def test_options_that_play_no_part_change_nothing(
         assert torch.equal(one(x), other(x))
 
 
+def test_whoever_calls_is_told_of_options_that_play_no_part(chosen: Any) -> None:
+    with pytest.warns(UserWarning, match="^vnl: agreement, lr play no part here$") as caught:
+        vicinal.adapt(chosen, "vnl", update="none", agreement=1.0, lr=0.5)
+    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match="^erm: lr plays no part here$"):
+        vicinal.adapt(chosen, "erm", lr=0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        vicinal.adapt(chosen, "vnl", lr=0.5, update="marginal", seed=1)
+        vicinal.adapt(chosen, "erm", seed=1)
+        adapt(chosen, "erm", lr=0.5)  # who calls from inside says so in a way of his own
+
+
 def names_of_idle(trained: Any, method: str, options: dict[str, Any]) -> set[str]:
     return {*options} & {*idle(METHODS[method], settled(trained, method, options))}
 
@@ -195,15 +209,17 @@ def test_statistics_are_a_name_or_a_config(chosen: Any, thing: Any) -> None:
         adapt(chosen, "tent", statistics=thing)
 
 
-@pytest.mark.parametrize(("scale", "shift"), [(255.0, 0.0), (4.0, -2.0)])
+@pytest.mark.parametrize(("scale", "shift"), [(255.0, 0.0), (4.0, -2.0), (2.0, -1.0)])
 def test_pixels_that_are_not_those_of_images_are_refused(
     chosen: Any, images: Any, scale: float, shift: float
 ) -> None:
     adapter = adapt(chosen, "soft")
+    spread = images(6) - images(6).min()
+    spread = spread / spread.max()  # from 0 to 1 exactly
     with pytest.raises(AdapterError, match=r"floats in \[0, 1\], got pixels from"):
-        adapter(images(6) * scale + shift)
+        adapter(spread * scale + shift)
     assert adapter.steps_taken == 0
-    adapter(images(6) * 1.2 - 0.1)  # noise and rounding
+    adapter(spread * 1.8 - 0.4)  # noise, and what resampling adds
 
 
 @pytest.mark.parametrize(("method", "kind"), [("vnl", "blend"), ("soft", "batch")])

@@ -10,8 +10,17 @@ from torch import Tensor
 import vicinal.adapters.t3a  # noqa: F401  files the method
 from vicinal.adapters.methods import adapt
 from vicinal.errors import ConfigError
+from vicinal.functional.peers_prototypes import lowest_entropy
 
 CLOSE = {"rtol": 1e-6, "atol": 1e-6}
+
+
+def test_of_supports_that_are_equally_sure_the_older_ones_stay() -> None:
+    # More than a sort keeps in order by luck.
+    labels, entropy = torch.tensor([1, 0] * 20), torch.full((40,), 0.5)
+    assert lowest_entropy(labels, entropy, 3).tolist() == [0, 1, 2, 3, 4, 5]
+    entropy[20] = 0.4
+    assert lowest_entropy(labels, entropy, 3).tolist() == [0, 1, 2, 3, 5, 20]
 
 
 def entropy(logits: Tensor) -> float:

@@ -5,6 +5,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +69,37 @@ def test_a_prediction_has_the_draws_of_its_own_batch(make_source: Any, images: A
     ):
         assert found.spread is not None
         assert len(found.spread) == len(found.label) == size
+
+
+CALLED: dict[str, Callable[[Any, Tensor, Path], Any]] = {
+    "forward": lambda thing, x, path: thing(x),
+    "predict": lambda thing, x, path: thing.predict(x),
+    "export": lambda thing, x, path: thing.export(x),
+    "save": lambda thing, x, path: thing.save(path / "stream.safetensors"),
+    "reset": lambda thing, x, path: thing.reset(),
+    "state_dict": lambda thing, x, path: thing.state_dict(),
+    "extra state": lambda thing, x, path: thing.get_extra_state(),
+    "double": lambda thing, x, path: thing.double(),
+    "report": lambda thing, x, path: thing.report() if isinstance(thing, Guarded) else thing.reset(),
+}
+
+
+@pytest.mark.parametrize("name", CALLED)
+@pytest.mark.parametrize("guard", [False, True])
+def test_a_call_waits_for_the_one_that_is_being_made(
+    make_source: Any, images: Any, tmp_path: Path, name: str, guard: bool
+) -> None:
+    adapter = adapt(make_source(), "tent")
+    thing: Any = Guarded(adapter) if guard else adapter
+    if guard:
+        thing.watch.resting = 2  # the source predicts: not the adapter's call is waited for, but the guard's
+    x = images(6)
+    with ThreadPoolExecutor(1) as pool:
+        with thing.lock:
+            call = pool.submit(CALLED[name], thing, x, tmp_path)
+            with pytest.raises(TimeoutError):
+                call.result(timeout=0.05)
+        call.result(timeout=60)
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,14 @@ def test_the_index_grows(tmp_path: Path) -> None:
         "targets": ["0", "90"],
         "backbone": "small",
     }
+
+
+def test_an_index_that_several_write_has_the_models_of_all(tmp_path: Path) -> None:
+    spec = Spec("made", "Made", seeds=12, settings=(Setting("A", "digits"),), rows=ROWS[:1])
+    runs = plan(spec).trainings
+    with ThreadPoolExecutor(len(runs)) as pool:
+        list(pool.map(lambda run: write_index(Plan((run,), ()), tmp_path), runs))
+    assert json.loads((tmp_path / "models.json").read_text()).keys() == {run.key for run in runs}
 
 
 @pytest.mark.parametrize("content", ['{"a1": {', "[]"])

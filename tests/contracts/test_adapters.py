@@ -200,6 +200,16 @@ def test_autocast_around_an_adapter_changes_nothing(batch_norm_case: Case, guard
         assert torch.equal(logits, plain(batch))
 
 
+def test_autocast_around_a_source_that_stands_in_changes_nothing(batch_norm_case: Case) -> None:
+    around, plain = (Guarded(batch_norm_case.adapt()) for _ in range(2))
+    around.watch.resting = plain.watch.resting = 3
+    for batch in batch_norm_case.stream(6, 1, 5):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = around(batch)
+        assert around.by_source
+        assert torch.equal(logits, plain(batch))
+
+
 def test_weights_that_are_not_numbers_give_logits_that_are_none(batch_norm_case: Case) -> None:
     adapter, (first, *rest) = batch_norm_case.adapt(), batch_norm_case.stream(6, 6, 1)
     adapter(first)

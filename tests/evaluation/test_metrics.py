@@ -126,6 +126,16 @@ def test_reliability_of_a_case_worked_by_hand() -> None:
     assert found["accuracy"] == pytest.approx([0, 0, 0.5, 1])
 
 
+def test_a_confidence_between_two_bins_counts_in_the_upper_one() -> None:
+    probs = torch.tensor([[0.5, 0.5]], dtype=torch.float64)
+    assert reliability(probs, torch.tensor([0]), bins=2)["count"] == [0, 1]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 31, 32, 33, 1000])
+def test_the_confidence_next_to_one_has_a_finite_deviation(count: int) -> None:
+    assert chance_ece(one_bin(count, 1 - 2**-53)) == pytest.approx(2 * 2**-53, rel=1e-6)
+
+
 def one_bin(count: int, confidence: float) -> dict[str, list[float]]:
     return {"count": [float(count)], "confidence": [confidence], "accuracy": [0.0]}
 

@@ -182,6 +182,25 @@ def test_a_class_that_swallows_others_is_wide() -> None:
     assert tight[2:].tolist() == wide[2:].tolist() == [1, 1]
 
 
+def test_what_is_left_of_one_image_is_rounding_and_no_spread() -> None:
+    z = (5 + 0.1 * normal(1, FEATURES)).float().expand(20, -1)
+    labels = torch.randint(CLASSES, (20,), generator=torch.Generator().manual_seed(0))
+    new = batch_memory(z, torch.eye(CLASSES)[labels])
+    spread = relative_spread(new, centres(new))
+    assert len(labels.unique()) == CLASSES
+    assert float(spread.max()) < 1
+
+
+def test_a_class_that_is_hardly_there_has_the_spread_of_all() -> None:
+    y = torch.zeros(6, CLASSES, dtype=torch.float64)
+    y[:, 0], y[0, 1] = 1, 1e-2  # a count of 1e-4, at one place: none of a spread of its own
+    new = batch_memory(normal(6, FEATURES), y)
+    spread = relative_spread(new, centres(new))
+    assert float(new.counts[1]) == pytest.approx(1e-4)
+    assert float(spread[1]) == 1
+    assert float(spread[0]) != 1
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     feature_scale=st.floats(1e-3, 1e3),

@@ -122,6 +122,10 @@ def test_at_the_reference_batch_size_the_weight_is_the_plain_mean_and_then_the_f
     assert weights[99] == pytest.approx(0.05)
 
 
+def test_the_floor_is_of_as_many_images_as_the_source_counts_for() -> None:
+    assert float(stream_weight(7, torch.tensor(1e6), 7, 0.1)) == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize("batch", [1, 5, 10])
 def test_the_floor_forgets_as_fast_in_small_batches_as_in_large_ones(batch: int) -> None:
     kept = 1.0

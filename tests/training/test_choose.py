@@ -125,6 +125,22 @@ def test_near_the_best_likelihood_decides(better: Row, worse: Row) -> None:
     assert safest([worse, better], 0.005, 0.02) is better
 
 
+def test_who_predicts_is_decided_by_what_is_level_and_not_by_what_is_near() -> None:
+    better, worse = made("marginal", 0.91, nll=0.5), made("marginal", 0.90, nll=0.4)
+    worse = replace(worse, predict="labels")
+    told: list[tuple[Row, list[Tensor]]] = [(better, []), (worse, [])]
+    for pairs in (told, told[::-1]):
+        assert choose._predictor(pairs, replace(CONFIG, tolerance=0.005, near=0.02))[0] is better
+        assert choose._predictor(pairs, replace(CONFIG, tolerance=0.02, near=0.0))[0] is worse
+
+
+def test_doubt_is_never_below_zero(streams: list[LeftOutStream], monkeypatch: pytest.MonkeyPatch) -> None:
+    lessons = choose._still_lessons(streams[:2])
+    # As a GPU rounds the mean of many ones.
+    monkeypatch.setattr(choose, "mean_square", lambda y: torch.tensor(1 + 1e-6))
+    assert choose._doubt(lessons) == 0
+
+
 def test_what_is_given_up_for_likelihood_does_not_make_no_update_level() -> None:
     rows = [made("none", 0.88, nll=0.5), made("marginal", 0.884, nll=0.35), made("marginal", 0.90, nll=0.355)]
     assert safest(rows, 0.005, 0.02) is rows[1]
@@ -349,10 +365,14 @@ def test_a_rule_may_be_as_sure_as_it_agrees_with_models_that_are_not_updated(
         choose_rule(streams, replace(config, agreement=asked), 0, Silent()) for asked in (False, True)
     )
     assert {row.sureness is None for row in plain.table} == {True}
-    assert [replace(row, sureness=None) for row in found.table] == plain.table, "all else is as it was"
-    (told_of,) = [row.sureness for row in found.table if row.sureness is not None]
+    rows = [(replace(row, sureness=None, temperature=1.0), row) for row in found.table]
+    assert [row for row, _ in rows] == [replace(row, temperature=1.0) for row in plain.table]
+    (final,) = [row for row in found.table if row.sureness is not None]
+    told_of = final.sureness
+    assert told_of is not None
     sure = Sureness(**told_of)
     rule = found.methods["vnl"]["stream"]
+    assert final.temperature == rule.get("output_temperature", 1.0), "the table says what is kept"
     assert {name: rule[name] for name in sure.options} == sure.options
     assert ("agreement" in rule) != ("output_temperature" in rule)
     assert "agreement" not in found.methods["vnl"]["batch"], "of no other statistics is it known"

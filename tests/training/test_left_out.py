@@ -16,6 +16,7 @@ from vicinal.adapters.vnl import Vnl
 from vicinal.adapters.vnl_settings import VnlSettings
 from vicinal.checkpoint import Trained
 from vicinal.data.domains import LabelledImages, SourceDomain
+from vicinal.data.streams import label_shift_order
 from vicinal.errors import ConfigError, VicinalError
 from vicinal.models.backbones import build_classifier
 from vicinal.training import train as training
@@ -116,8 +117,23 @@ def test_fewer_images_than_a_batch_make_a_smaller_batch(
     untrained: Trained, make_sources: MakeSources
 ) -> None:
     config = replace(CONFIG, stream_images=3)
-    for stream in streams_of(untrained, make_sources(2, train=24, val=8), config):
-        assert [len(batch) for batch in stream.stream.batches("cpu")] == [3]
+    found = streams_of(untrained, make_sources(2, train=24, val=8), config)
+    assert [[len(batch) for batch in stream.stream.batches("cpu")] for stream in found] == [[3], [3]]
+
+
+def test_streams_shorter_than_a_batch_bound_its_size(untrained: Trained, make_sources: MakeSources) -> None:
+    config = replace(CONFIG, stream_images=7, batch_size=20)
+    found = streams_of(untrained, make_sources(2, train=24, val=8), config)
+    assert [[len(batch) for batch in stream.stream.batches("cpu")] for stream in found] == [[7], [7]]
+
+
+def test_a_drawn_stream_shorter_than_a_batch_is_left_out(
+    untrained: Trained, make_sources: MakeSources
+) -> None:
+    config = replace(CONFIG, batch_size=32, marginals=(0.1,))
+    sources = make_sources(2, train=24, val=8)
+    assert len(label_shift_order(torch.arange(32) % 2, 0.1, 0)) < 32, "nothing to leave out"
+    assert [stream.name for stream in streams_of(untrained, sources, config)] == ["d0", "d1"]
 
 
 def test_a_domain_smaller_than_a_batch_is_refused_or_left_aside(

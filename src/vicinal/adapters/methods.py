@@ -108,13 +108,7 @@ def adapt(
     inplace: bool = False,
     **options: Any,
 ) -> Adapter:
-    """Return a live adapter of a trained model, or of any classifier.
-
-    `features` and `head` name layers of a classifier of your own where they are not found by themselves. It
-    is fed what its owner feeds it; a model of vicinal's takes images in [0, 1]. The model itself is left as
-    it is unless `inplace`. Options override what was chosen on left-out source domains, which overrides the
-    method's own defaults; another step size than the chosen one is taken as it is given.
-    """
+    """Return a live adapter of a trained model, or of any classifier; see `vicinal.adapters.asked.adapt`."""
     entry = METHODS[method]
     trained = source if isinstance(source, Trained) else bare(source, features, head)
     if isinstance(source, Trained) and (features or head):

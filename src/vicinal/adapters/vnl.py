@@ -61,20 +61,29 @@ class Seen(NamedTuple):
 class Vnl(Adapter):
     """Entropy held to class shares by a frozen source model, or by nearest neighbors, on stream statistics.
 
-    Loss: entropy_weight H(p) + marginal_weight KL[pi || p_bar], p_bar the classes' shares along the stream in
-    the model's predictions, pi those that it is likely to have by the predictions of a frozen source model,
-    the anchor (`vicinal.functional.shares`). With update="neighbors", no such shares: entropy_weight H(p) +
-    neighbor_weight CE(y_near, p) + share_weight KL[m || p_bar], y_near the votes of nearest neighbors among
-    the last images of the stream (`vicinal.functional.neighbors`), m the batch's mean prediction. With
-    update="anchored": entropy_weight H(p) + anchor_weight CE(y_anchor, p), y_anchor the anchor's neighbor
-    labels. Steps of lr / (1 + seen / horizon) after so many images; of "marginal", times min(1, u / doubt), u
-    how much the anchor doubts its predictions of the stream, `doubt` how much left-out models did on the
-    streams on which lr was chosen. Whether and how it updates, the step size, whether Adam's momentum starts
-    from rest, and who predicts (own output, labels by phi or votes of neighbors) were chosen there too; a
-    model without left-out models takes the defaults and predicts by its own output. Votes that predict may
-    be taken in several `rounds`, and by features of model and anchor together (`joint`). Prediction after the
-    update; with `agreement`, divided by the temperature at which the last predictions are as unsure as they
-    are likely to be wrong, by how often the anchor differs (`vicinal.functional.calibration`).
+    Loss, by `update`:
+
+    - "marginal": entropy_weight H(p) + marginal_weight KL[pi || p_bar]
+    - "neighbors": entropy_weight H(p) + neighbor_weight CE(y_near, p) + share_weight KL[m || p_bar]
+    - "anchored": entropy_weight H(p) + anchor_weight CE(y_anchor, p)
+    - "entropy": entropy_weight H(p)
+    - "none": nothing is updated
+
+    p_bar: the classes' shares along the stream in the model's predictions; pi: those that it is likely to
+    have by the predictions of a frozen source model, the anchor (`vicinal.functional.shares`); y_near: votes
+    of nearest neighbors among the last images of the stream (`vicinal.functional.neighbors`); m: the batch's
+    mean prediction; y_anchor: the anchor's neighbor labels.
+
+    Steps of lr / (1 + seen / horizon) after so many images; of "marginal", times min(1, u / doubt), u how
+    much the anchor doubts its predictions of the stream, `doubt` how much left-out models did on the streams
+    on which lr was chosen. Whether and how it updates, the step size, whether Adam's momentum starts from
+    rest, and who predicts (own output, labels by phi or votes of neighbors) were chosen there too; a model
+    without left-out models takes the defaults and predicts by its own output.
+
+    Prediction after the update. Votes that predict may be taken in several `rounds`, and by features of model
+    and anchor together (`joint`). With `agreement`, logits are divided by the temperature at which the last
+    predictions are as unsure as they are likely to be wrong, by how often the anchor differs
+    (`vicinal.functional.calibration`).
     """
 
     steady = True

@@ -124,16 +124,19 @@ def write_index(plan: Plan, out: Path) -> None:
     """Write which key is which model, beside those of earlier plans, and what is not for version control."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / INDEX
-    index = _index_before(path)
-    for run in plan.trainings:
-        index[run.key] = {
+    found = {
+        run.key: {
             "algorithm": run.algorithm,
             "seed": run.seed,
             "data": run.request.data,
             "targets": list(run.request.targets),
             "backbone": run.about["backbone"],
         }
-    write_text(path, json.dumps(index, indent=1, sort_keys=True) + "\n")
+        for run in plan.trainings
+    }
+    with lock(path):
+        index = {**_index_before(path), **found}
+        write_text(path, json.dumps(index, indent=1, sort_keys=True) + "\n")
     (out / ".gitignore").write_text("".join(f"{line}\n" for line in IGNORED), encoding="utf-8")
 
 

@@ -110,7 +110,7 @@ def _mean_deviation(n: int, p: float) -> float:
     """Return E|k - n p|, k ~ Binomial(n, p)."""
     if not n or not 0 < p < 1:
         return 0.0
-    v = min(math.floor(n * p) + 1, n)  # where rounding takes p for 1, v = n is the limit
+    v = math.floor(n * p) + 1  # at most n: with p below 1, n p is never rounded to n
     ways = math.lgamma(n + 1) - math.lgamma(v + 1) - math.lgamma(n - v + 1)
     return 2 * v * math.exp(ways + v * math.log(p) + (n - v + 1) * math.log1p(-p))
 

@@ -47,8 +47,8 @@ def likely_shares(m: Tensor, s: Tensor, n: Tensor) -> Tensor:
     """Return pi, the shares that the classes of a stream are likely to have, (C,).
 
     m: shares in a model's labels of n images, s: their mean square.
-    pi_c ~ m_c^g, g = min(1/r, 4 sqrt(D)), D = (1/C) sum_c (C m_c - 1)^2 - (C - 1)/n where positive, r =
-    (s - 1/C) / (1 - 1/C).
+    pi_c ~ (m_c + 0.01/C)^g, g = min(1/r, 4 sqrt(D)), D = (1/C) sum_c (C m_c - 1)^2 - (C - 1)/n where
+    positive, r = (s - 1/C) / (1 - 1/C), at least 0.2.
     D is how unequal the shares are beyond chance, r how much of itself a label shows. Shares that are nearly
     equal differ more likely by errors than in truth: g < 1 levels them. Large differences are in the stream,
     smeared by all that is unsure: g > 1 brings them out, the more the less sure the labels are.

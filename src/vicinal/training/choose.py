@@ -104,9 +104,7 @@ def choose_rule(
         others.append(_try_baseline(method, options, streams, config.calibrate))
         progress.advance(2 + len(tried) + len(others), {"accuracy": others[-1].accuracy})
     others = _marked(others, config.near)
-    facts = None if sure is None else sure._asdict()
-    rules = [row for row, _ in [*tried, *told[1:]]]
-    table = [replace(row, chosen=True, sureness=facts) if row is final else row for row in rules]
+    table = [_decided(row, sure) if row is final else row for row, _ in [*tried, *told[1:]]]
     methods = _collect(final, doubt, sure, others, config)
     return Chosen(anchor_phi, predict_phi, methods, table + others)
 
@@ -264,6 +262,15 @@ def _collect(
     return methods
 
 
+def _decided(row: Row, sure: Sureness | None) -> Row:
+    """Return the row of the rule chosen, with the temperature that goes with it."""
+    if sure is None:
+        return replace(row, chosen=True)
+    # The one that is kept: of later halves of the streams, and none where agreement says how sure it is.
+    temperature = sure.options.get("output_temperature", 1.0)
+    return replace(row, chosen=True, temperature=temperature, sureness=sure._asdict())
+
+
 def _marked(rows: Sequence[Row], near: float) -> list[Row]:
     """Return the rows, the surest of each method and kind of statistics chosen."""
     groups: dict[tuple[str, str], list[Row]] = {}
@@ -283,8 +290,15 @@ def _candidates(config: OutOfFoldConfig, doubt: float | None = None) -> list[Vnl
 
 
 def _row(method: str, update: str, settings: Settings, scores: Scores) -> Row:
-    how = (settings.lr, settings.from_rest, settings.statistics.kind, settings.predict)
-    return Row(method, update, *how, *scores)
+    return Row(
+        method=method,
+        update=update,
+        lr=settings.lr,
+        from_rest=settings.from_rest,
+        statistics=settings.statistics.kind,
+        predict=settings.predict,
+        **scores._asdict(),
+    )
 
 
 def _scores(streams: Sequence[LeftOutStream], probabilities: Sequence[Tensor], calibrate: bool) -> Scores:
