@@ -94,7 +94,9 @@ def _take(adapter: Adapter, share: Tensor | None) -> None:
         moving = {name: value for name, value in adapter.named_parameters() if id(value) in updated}
         home = [adapter.initial_state[name] for name in moving]
         torch._foreach_lerp_(list(moving.values()), home, adapter.settings.pull)
-    adapter.norm.moved()
+    first = adapter.optimizer.param_groups[0]["params"][0]
+    if any(first is value for value in adapter.model.parameters()):  # not of heads beside the model
+        adapter.norm.moved()
 
 
 def _momentum_gained(optimizer: torch.optim.Optimizer) -> Tensor:

@@ -1,7 +1,5 @@
 """A teacher that follows the model it teaches, with normalization statistics of its own."""
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +7,7 @@ from vicinal.adapters.contract import Adapter
 from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
 from vicinal.data.augment import Augment
 from vicinal.models.classifier import Classifier
-from vicinal.models.wrap import Wrapped
+from vicinal.models.wrap import Wrapped, copied
 
 # The colours and the flip are those that the code of CoTTA and RoTTA draws; the crop stands for its affine
 # map, which scales by 0.9 to 1.1. Departs from them: no gamma, rotation, blur and noise.
@@ -25,7 +23,7 @@ class Follower(nn.Module):
         self, model: Classifier | Wrapped, statistics: StatisticsConfig, beside: NormStatistics
     ) -> None:
         super().__init__()
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self.model = copied(model).eval().requires_grad_(False)
         self.norm = NormStatistics(self.model, statistics, beside)
 
     @torch.no_grad()
