@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from vicinal.adapters import passes
-from vicinal.adapters.contract import Adapter, Settings
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.methods import adapt
+from vicinal.adapters.settings import Settings
 from vicinal.errors import ConfigError
 
 

@@ -10,8 +10,9 @@ import torch
 
 import vicinal
 from vicinal.adapters import methods
-from vicinal.adapters.contract import Adapter, Settings
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.methods import METHODS, adapt, configure, idle, register, settled
+from vicinal.adapters.settings import Settings
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.adapters.vnl_settings import VnlSettings
 from vicinal.data.augment import Augment

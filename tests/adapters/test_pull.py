@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.adapters.contract import Adapter, Settings
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.methods import adapt
+from vicinal.adapters.settings import Settings
 from vicinal.errors import ConfigError
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vicinal.adapters.contract import Settings
 from vicinal.adapters.methods import adapt, told
+from vicinal.adapters.settings import Settings
 from vicinal.adapters.vnl_settings import VnlSettings
 from vicinal.errors import ConfigError
 

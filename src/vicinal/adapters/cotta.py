@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Predict, Settings
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import optimizer_for, take_step
+from vicinal.adapters.settings import Predict, Settings
 from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
 from vicinal.adapters.teacher import STRONG_VIEW, Follower, report
 from vicinal.checkpoint import Trained

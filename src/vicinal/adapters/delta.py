@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vicinal.adapters.contract import Adapter, Parameters, Predict, Settings
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.layers import Lent, batch_norms, renormalized, running
 from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import optimizer_for, take_step, update_and_predict
+from vicinal.adapters.settings import Parameters, Predict, Settings
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.checkpoint import Trained
 from vicinal.errors import ConfigError

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.adapters.contract import Adapter, Parameters, Predict, Settings
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import chosen_parameters, optimizer_for, take_step
+from vicinal.adapters.settings import Parameters, Predict, Settings
 from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
 from vicinal.adapters.steps import logits_on, step_and_predict, update_view
 from vicinal.checkpoint import Trained

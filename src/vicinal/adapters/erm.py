@@ -2,9 +2,10 @@
 
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Settings
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import predict
+from vicinal.adapters.settings import Settings
 from vicinal.adapters.statistics import StatisticsConfig
 
 

@@ -32,9 +32,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vicinal.adapters.contract import Adapter, Settings, as_it_is
+from vicinal.adapters.contract import Adapter, as_it_is
 from vicinal.adapters.prediction import Prediction, predict
 from vicinal.adapters.reference import Opinion, Reference
+from vicinal.adapters.settings import Settings
 from vicinal.adapters.snapshots import Snapshot, drift, restore, scale_step, take
 from vicinal.adapters.turns import in_turn
 from vicinal.adapters.watch import Event, GuardConfig, Illness, Signs, Watch, illness

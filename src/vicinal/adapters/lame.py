@@ -6,9 +6,10 @@ from typing import Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.adapters.contract import Adapter, Settings
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import predict
+from vicinal.adapters.settings import Settings
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError, ConfigError

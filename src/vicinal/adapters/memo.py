@@ -6,10 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Settings
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.layers import batch_norms, mixed_norm
 from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import optimizer_for, take_step
+from vicinal.adapters.settings import Settings
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.checkpoint import Trained
 from vicinal.data.augment import Augment, Draws

@@ -7,7 +7,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
-from vicinal.adapters.contract import OF_STEPS, Adapter, Settings
+from vicinal.adapters.contract import Adapter
+from vicinal.adapters.settings import OF_STEPS, Settings
 from vicinal.adapters.statistics import KINDS, StatisticsConfig
 from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError, ConfigError, CopyError, LayersError

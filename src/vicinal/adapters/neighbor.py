@@ -4,9 +4,10 @@ import copy
 
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Settings
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import as_logits, optimizer_for, predict, train_on_labels
+from vicinal.adapters.settings import Settings
 from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError
 from vicinal.functional.inference import prior

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vicinal.adapters.contract import Adapter, Settings
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.guard import GuardConfig, Guarded
 from vicinal.adapters.methods import BARE, METHODS, Method, bare
+from vicinal.adapters.settings import Settings
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.adapters.watch import Limits
 from vicinal.checkpoint import Trained, packed, read_tensors, unpacked, usable, write_tensors

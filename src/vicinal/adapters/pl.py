@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Predict, Settings
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import optimizer_for, update_and_predict
+from vicinal.adapters.settings import Predict, Settings
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.adapters.steps import labelling
 from vicinal.checkpoint import Trained

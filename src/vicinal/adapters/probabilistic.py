@@ -2,9 +2,10 @@
 
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Settings
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import optimizer_for, predict, train_on_labels
+from vicinal.adapters.settings import Settings
 from vicinal.checkpoint import Trained
 from vicinal.functional.labels import probabilistic_labels
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from vicinal.adapters.contract import Adapter, Parameters, Predict, Settings
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.layers import mixed_norm
 from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import optimizer_for, take_step
+from vicinal.adapters.settings import Parameters, Predict, Settings
 from vicinal.adapters.statistics import NormStatistics, StatisticsConfig
 from vicinal.adapters.teacher import STRONG_VIEW, Follower, report
 from vicinal.checkpoint import Trained

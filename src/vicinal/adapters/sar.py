@@ -7,9 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Parameters, Predict, Settings
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import optimizer_for, take_step
+from vicinal.adapters.settings import Parameters, Predict, Settings
 from vicinal.adapters.steps import logits_on, step_and_predict, update_view
 from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError, ConfigError

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Settings
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import as_logits, predict
+from vicinal.adapters.settings import Settings
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError

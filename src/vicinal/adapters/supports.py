@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.adapters.contract import Adapter, Settings
+from vicinal.adapters.contract import Adapter
+from vicinal.adapters.settings import Settings
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.errors import ConfigError
 from vicinal.functional.losses import entropies

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vicinal.adapters.contract import Adapter, Predict
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import as_logits, predict, take_step
+from vicinal.adapters.settings import Predict
 from vicinal.adapters.supports import SupportSettings, add, one_hot, seed
 from vicinal.checkpoint import Trained
 from vicinal.errors import ConfigError

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Parameters, Predict
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import as_logits, look, optimizer_for, take_step
+from vicinal.adapters.settings import Parameters, Predict
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.adapters.supports import SupportSettings, add, one_hot
 from vicinal.adapters.tast import neighbor_count, neighbor_votes

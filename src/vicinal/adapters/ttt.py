@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from vicinal.adapters.contract import Adapter, Parameters, Settings
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import look, optimizer_for, predict, take_step
+from vicinal.adapters.settings import Parameters, Settings
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.checkpoint import Trained
 from vicinal.errors import AdapterError, ConfigError

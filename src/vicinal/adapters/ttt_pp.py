@@ -6,9 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Parameters, Settings
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import optimizer_for, predict, take_step
+from vicinal.adapters.settings import Parameters, Settings
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.checkpoint import Trained
 from vicinal.data.augment import Augment

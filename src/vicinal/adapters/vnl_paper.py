@@ -4,10 +4,11 @@ import copy
 
 from torch import Tensor
 
-from vicinal.adapters.contract import Adapter, Settings
+from vicinal.adapters.contract import Adapter
 from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.neighbor import adapt_by_phi, trained_phi
 from vicinal.adapters.passes import optimizer_for
+from vicinal.adapters.settings import Settings
 from vicinal.checkpoint import Trained
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args
 
-from vicinal.adapters.contract import OF_STEPS, Predict, Settings
+from vicinal.adapters.settings import OF_STEPS, Predict, Settings
 from vicinal.adapters.statistics import StatisticsConfig
 from vicinal.checkpoint import Trained
 from vicinal.errors import ConfigError

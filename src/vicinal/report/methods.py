@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import vicinal.adapters  # noqa: F401  fills the registry
-from vicinal.adapters.contract import Settings
 from vicinal.adapters.methods import METHODS, Method
+from vicinal.adapters.settings import Settings
 
 
 def index_page() -> str:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from vicinal.adapters.contract import Settings
 from vicinal.adapters.methods import METHODS, configure
+from vicinal.adapters.settings import Settings
 from vicinal.adapters.statistics import KINDS
 from vicinal.adapters.vnl import Vnl
 from vicinal.adapters.vnl_settings import UPDATES, VOTES, VnlSettings

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
-from vicinal.adapters.contract import Predict
+from vicinal.adapters.settings import Predict
 from vicinal.adapters.vnl import Vnl
 from vicinal.adapters.vnl_settings import UPDATES, VOTES, Update, Votes
 from vicinal.data.augment import Augment
