@@ -41,9 +41,9 @@ class Settings:
     # Images after which a step is half as long: lr / (1 + seen / horizon); None: all steps are alike. Short
     # steps average noise out, and a long stream then carries a model little further than a short one.
     horizon: float | None = None
-    # Whether Adam's momentum starts from nothing. As it is, a first step is divided by 1 - beta_1, ten times what
-    # momentum has gained: first steps are the longest, and a deep net can lose by them what others gain. With
-    # episodes all are first steps, from rest a tenth of lr.
+    # Whether Adam's momentum starts from nothing. As it is, a first step is divided by 1 - beta_1, to ten
+    # times what momentum has gained: first steps are the longest, and a deep net can lose by them what others
+    # gain. With episodes all are first steps, from rest a tenth of lr.
     from_rest: bool = False
     num_samples: int = 10  # draws of w, or of one-hot labels
     augment: Augment | AugMix | None = None  # the update's view; labels and predictions use the clean one
