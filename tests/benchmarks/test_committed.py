@@ -36,6 +36,7 @@ TABLES: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
         "pacs-resnet50_v1": (str(ROOT / "benchmarks" / "pacs.toml"), RESNET),
         "rotated": ("rotated", RESNET),
         "shift_extent": ("shift_extent", RESNET),
+        "views": (str(ROOT / "benchmarks" / "views.toml"), {"weights": "efficientnet-lite0.safetensors"}),
         "votes": (str(ROOT / "benchmarks" / "votes.toml"), {}),
     }
 )
