@@ -28,9 +28,6 @@ def adapt(
     options that play no part, as a step size where nothing is updated.
     """
     adapter = methods.adapt(source, method, features=features, head=head, inplace=inplace, **options)
-    unused = methods.idle(methods.METHODS[method], adapter.settings)
-    names = [name for name in options if name in unused]
-    if names:
-        verb = "plays" if len(names) == 1 else "play"
-        warnings.warn(f"{method}: {', '.join(names)} {verb} no part here", stacklevel=2)
+    if (note := methods.idle_note(method, adapter.settings, options)) is not None:
+        warnings.warn(note, stacklevel=2)
     return adapter

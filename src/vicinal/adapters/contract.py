@@ -138,7 +138,7 @@ class Adapter(nn.Module, ABC):
         """Return logits of a batch that can be taken."""
         self.draws = None
         if self.settings.episodic:
-            self._start_over()
+            self.start_over()
         watched = self.observer is not None
         made = self.recorder.run(self._adapted, x, variant=watched) if self.records else self._adapted(x)
         self.draws = made.get("draws")
@@ -178,8 +178,8 @@ class Adapter(nn.Module, ABC):
                 ) from None
             raise
 
-    def _start_over(self) -> None:
-        """Go back to the source before a batch; steps stay as short as a guard has made them."""
+    def start_over(self) -> None:
+        """Go back to the source within a stream; steps stay as short as a guard has made them."""
         lengths = [] if self.optimizer is None else [group["lr"] for group in self.optimizer.param_groups]
         self.reset()
         if self.optimizer is not None:

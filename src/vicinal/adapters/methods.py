@@ -1,6 +1,6 @@
 """The methods there are: registered by name, configured by options, set up on any model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
@@ -152,6 +152,16 @@ def what_holds(trained: Trained, method: str, options: Mapping[str, Any]) -> dic
 def idle(entry: Method, settings: Settings) -> tuple[str, ...]:
     """Return the options that play no part in a method as it is told to run."""
     return settings.idle if entry.build.takes_steps else (*settings.idle, *OF_STEPS)
+
+
+def idle_note(method: str, settings: Settings, given: Iterable[str]) -> str | None:
+    """Return a line that names the options given that play no part; None where all do."""
+    names = [name for name in given if name in idle(METHODS[method], settings)]
+    return (
+        f"{method}: {', '.join(names)} {'plays' if len(names) == 1 else 'play'} no part here"
+        if names
+        else None
+    )
 
 
 def _chosen(trained: Trained, method: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -171,13 +171,9 @@ class Sar(Adapter):
 
     def _forget(self) -> None:
         """Go back to the source; the stream goes on: only what was learned is lost."""
-        assert self.optimizer is not None
         random, steps, seen = self.generator.get_state(), self.steps_taken, self.seen.clone()
-        lengths = [group["lr"] for group in self.optimizer.param_groups]
-        self.reset()
+        self.start_over()
         self.norm.begin()  # what was measured under the lost weights does not carry over
         self.generator.set_state(random)
         self.steps_taken = steps
         self.seen.copy_(seen)  # with a horizon, fewer images would mean longer steps
-        for group, lr in zip(self.optimizer.param_groups, lengths, strict=True):
-            group["lr"] = lr  # a guard may have shortened them

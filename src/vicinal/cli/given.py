@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vicinal.adapters.methods import METHODS, configure, idle, settled
+from vicinal.adapters.methods import METHODS, configure, idle_note, settled
 from vicinal.checkpoint import Trained
 from vicinal.cli.console import method_options, say
 from vicinal.errors import ConfigError
@@ -26,8 +26,5 @@ def note_idle(
 ) -> None:
     """Say so if options that were given play no part, as a step size where nothing is updated."""
     options = given(method, statistics, lr, texts)
-    settings = settled(trained, method, options)
-    names = [name for name in options if name in idle(METHODS[method], settings)]
-    if names:
-        verb = "plays" if len(names) == 1 else "play"
-        say(f"{method}: {', '.join(names)} {verb} no part here", style="yellow")
+    if (note := idle_note(method, settled(trained, method, options), options)) is not None:
+        say(note, style="yellow")
