@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -41,6 +42,17 @@ def code_version(package: Path = Path(__file__).parent) -> dict[str, str]:
         told = os.environ.get(COMMIT, "").strip()
         return {"commit": told, "commit_by": COMMIT} if told else {}
     return {"commit": commit, "changes": "uncommitted" if changes else "none"}
+
+
+def made_by() -> dict[str, str]:
+    """Return what a record says of the software behind it: packages, and the commit where there is one."""
+    return {**versions(), **_own_code()}
+
+
+@cache
+def _own_code() -> dict[str, str]:
+    """Return the version of the code, asked of git once: what runs is what was there then."""
+    return code_version()
 
 
 def _git(folder: Path, *words: str) -> str | None:

@@ -14,7 +14,7 @@ from vicinal.data.streams import Stream
 from vicinal.errors import ConfigError, DataError
 from vicinal.evaluation import metrics
 from vicinal.evaluation.record import Record
-from vicinal.versions import versions
+from vicinal.versions import made_by
 
 OnBatch = Callable[[int], None]
 Told = tuple[Tensor, Tensor]  # z and logits of a batch
@@ -105,7 +105,7 @@ def score(adapter: Adapter, stream: Stream, outcome: Outcome, labels: Tensor, se
             "images": len(truth),
             "reset": "before every batch" if settings.episodic else "never",
         },
-        versions=versions(),
+        versions=made_by(),
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from vicinal.versions import code_version, versions
+from vicinal.versions import made_by
 
 CPU_FACTS = Path("/proc/cpuinfo")
 PATIENCE = 20.0  # seconds for a driver to say its version
@@ -31,7 +31,7 @@ def cpu_model(facts: Path = CPU_FACTS) -> str:
 
 def all_versions(device: torch.device) -> dict[str, str]:
     """Return the versions of packages, of the code and, on a GPU, of what drives it."""
-    return {**versions(), **code_version(), **(gpu_versions() if device.type == "cuda" else {})}
+    return {**made_by(), **(gpu_versions() if device.type == "cuda" else {})}
 
 
 def gpu_versions() -> dict[str, str]:
