@@ -33,7 +33,12 @@ TABLES: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
             str(ROOT / "benchmarks" / "pacs_lite.toml"),
             {"weights": "efficientnet-lite0.safetensors"},
         ),
+        "pacs-longer": (
+            str(ROOT / "benchmarks" / "pacs_longer.toml"),
+            {"only": ("ERM, 4,000", "meta, 4,000"), **RESNET},
+        ),
         "pacs-resnet50_v1": (str(ROOT / "benchmarks" / "pacs.toml"), RESNET),
+        "pacs-rivals": (str(ROOT / "benchmarks" / "pacs_rivals.toml"), {"seeds": 1, **RESNET}),
         "rotated": ("rotated", RESNET),
         "shift_extent": ("shift_extent", RESNET),
         "views": (str(ROOT / "benchmarks" / "views.toml"), {"weights": "efficientnet-lite0.safetensors"}),
