@@ -39,7 +39,7 @@ from vicinal.checkpoint import Trained, load
 from vicinal.data.load import load_dataset
 from vicinal.data.streams import StreamSpec, make_stream
 from vicinal.errors import AdapterError
-from vicinal.versions import versions
+from vicinal.versions import made_by
 
 BATCH = 20
 NOISE = 30
@@ -217,7 +217,7 @@ def main() -> None:
         for count, found in enumerate(pool.map(run, jobs), start=1):
             rows += found
             print(f"{count} of {len(jobs)}", end="\r", flush=True)
-            lines = [json.dumps({**row, "versions": versions()}) for row in rows]
+            lines = [json.dumps({**row, "versions": made_by()}) for row in rows]
             (args.out / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(table(rows))
 
