@@ -102,7 +102,7 @@ def test_skewed_classes() -> None:
         [mean(row, f"{column}, ECE") for column in DRAWN]
         for row in ("vnl", NO_UPDATE, "vnl, balanced statistics")
     ]
-    told = "Its ECE is {} and {} there (no update: {} and {}), on balanced statistics {} and {}."
+    told = "the ECE of `vnl` is {} and {} there (no update: {} and {}), on balanced statistics {} and {}."
     assert told.removesuffix(".").format(*sure[0], *sure[1], *sure[2]) in text
     ours = [
         errors(f"{name}, ECE")[row].by_chance for name in DRAWN for row in ("vnl", "vnl, balanced statistics")
