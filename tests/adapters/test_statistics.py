@@ -416,9 +416,10 @@ def test_layers_that_are_synchronized_between_processes(make_source: Any, images
     assert torch.equal(*told)
 
 
+@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_layer_with_a_forward_of_its_own_keeps_it(fails: bool) -> None:
-    layer = nn.BatchNorm2d(3)
+def test_a_layer_with_a_forward_of_its_own_keeps_it(fails: bool, training: bool) -> None:
+    layer = nn.BatchNorm2d(3).train(training)
     layer.forward = own = lambda x: nn.BatchNorm2d.forward(layer, x) + 1
     x = torch.rand(4, 3, 2, 2)
 
@@ -433,7 +434,7 @@ def test_a_layer_with_a_forward_of_its_own_keeps_it(fails: bool) -> None:
         torch.testing.assert_close(found.mean((0, 2, 3)), torch.full((3,), 2.0))
     assert layer.forward is own
     assert layer.track_running_stats
-    assert not layer.training
+    assert layer.training is training
 
 
 @pytest.mark.parametrize(

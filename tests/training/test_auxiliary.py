@@ -182,7 +182,8 @@ def test_a_ttt_pp_step_is_the_step_written_by_hand(spec: ModelSpec, make_sources
     terms = stage.step(learner, batches)
     classify = F.cross_entropy(plain(x), y, label_smoothing=0.1)
     for name, value in learner.model.named_buffers():
-        assert "tracked" in name or torch.equal(value, plain.get_buffer(name)), "plain images alone make them"
+        assert torch.equal(value, plain.get_buffer(name)), "plain images alone make them"
+    assert all(module.training for module in learner.model.modules())
     p = F.normalize(head(plain.embed(torch.cat([view(x, noise), view(x, noise)]))), dim=1)
     like = (p @ p.T / 0.5).fill_diagonal_(-torch.inf).log_softmax(1)
     count = len(x)

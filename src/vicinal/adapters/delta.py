@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vicinal.adapters.contract import Adapter
-from vicinal.adapters.layers import Lent, batch_norms, renormalized, running
+from vicinal.adapters.layers import Lent, batch_norms, renormalized, running, running_moments
 from vicinal.adapters.methods import Traits, register
 from vicinal.adapters.passes import optimizer_for, take_step, update_and_predict
 from vicinal.adapters.settings import Parameters, Predict, Settings
@@ -153,9 +153,9 @@ class Renormalization(nn.Module):
         self._layers = tuple(batch_norms(model))
         self.register_buffer("batches", torch.zeros((), dtype=torch.long))
         for index, layer in enumerate(self._layers):
-            self.register_buffer(f"mean_{index}", layer.get_buffer("running_mean").clone())
-            deviation = (layer.get_buffer("running_var") + layer.eps).sqrt()
-            self.register_buffer(f"deviation_{index}", deviation)
+            mean, variance = running_moments(layer)
+            self.register_buffer(f"mean_{index}", mean.clone())
+            self.register_buffer(f"deviation_{index}", (variance + layer.eps).sqrt())
 
     def begin(self) -> None:
         """Expect a new batch: its first pass is what joins the averages."""
@@ -205,10 +205,9 @@ class Renormalization(nn.Module):
             return
         for index, (mean, deviation) in self._pending.items():
             layer = self._layers[index]
-            self.get_buffer(f"mean_{index}").copy_(mean)
-            self.get_buffer(f"deviation_{index}").copy_(deviation)
-            layer.get_buffer("running_mean").copy_(mean)
-            layer.get_buffer("running_var").copy_((deviation.square() - layer.eps).clamp_min(0))
+            variance = (deviation.square() - layer.eps).clamp_min(0)
+            places = [*self._stored(index), *running_moments(layer)]
+            torch._foreach_copy_(places, [mean, deviation, mean, variance])
         self.batches += 1
         self._pending = None
 

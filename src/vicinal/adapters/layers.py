@@ -4,6 +4,18 @@ While it runs, a layer reads its scale, its shift and its running moments by nam
 under these names, on the instance: a layer whose class also activates (many of timm's) goes on doing so, and
 the model stays one of plain layers, to be copied and exported. Who knows all that a class does may put out in
 its place.
+
+`running` is the one way to set a pass up, in training too. What a layer is lent says what it runs on:
+
+| lent            | values by            | gradient            | for                               |
+|-----------------|----------------------|---------------------|-----------------------------------|
+| nothing         | the batch or buffers | as the layer has it | batch and source statistics, TTT  |
+| `normalized_by` | any moments          | they are constants  | predictions on averages, MEMO     |
+| `renormalized`  | any moments          | the batch's own     | updates on averages, DELTA, RoTTA |
+
+Which moments these are stays with each method, for no two have the same: of variances or of deviations
+(DELTA), with the distance between means as spread or without (MEMO, RoTTA), with this batch or before it
+(DELTA), constants to the gradient or not (RoTTA), kept after the pass, the step (DELTA) or never (MEMO).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +43,11 @@ def batch_norms(model: nn.Module) -> list[_BatchNorm]:
     return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
 
 
+def running_moments(layer: _BatchNorm) -> Moments:
+    """Return the buffers themselves, to be read or written."""
+    return Moments(layer.get_buffer("running_mean"), layer.get_buffer("running_var"))
+
+
 @contextmanager
 def running(
     layers: Sequence[_BatchNorm], instead: Instead | None = None, *, on_batch: bool
@@ -39,7 +56,7 @@ def running(
     with ExitStack() as stack:
         for index, layer in enumerate(layers):
             own = {name: layer.__dict__[name] for name in SET if name in layer.__dict__}
-            stack.callback(_restore, layer, own)
+            stack.callback(_restore, layer, own, layer.training)
             layer.train(on_batch)
             if on_batch:
                 # Nothing is stored and no batches are counted: on a GPU the count is a kernel a layer.
@@ -77,13 +94,13 @@ def _take_back(layer: _BatchNorm) -> None:
         layer.__dict__.pop(name, None)
 
 
-def _restore(layer: _BatchNorm, own: dict[str, Any]) -> None:
-    """Leave a layer as a pass has found it, in evaluation mode; after an interruption as well."""
+def _restore(layer: _BatchNorm, own: dict[str, Any], training: bool) -> None:
+    """Leave a layer as a pass has found it; after an interruption as well."""
     _take_back(layer)
     for name in SET:
         layer.__dict__.pop(name, None)
     layer.__dict__.update(own)
-    layer.eval()
+    layer.train(training)
 
 
 def normalized_by(moments: Moments) -> Lent:
@@ -110,16 +127,13 @@ def mixed_norm(model: nn.Module, weight: float, *, keep: bool) -> Iterator[None]
     without it nothing is stored and the mixture is a constant (MEMO).
     """
     layers = batch_norms(model)
-    kept: dict[int, tuple[tuple[Tensor, Tensor], list[Tensor]]] = {}
+    kept: dict[int, list[Tensor]] = {}
 
     def mixture(index: int, x: Tensor) -> Lent:
         layer = layers[index]
-        stored = layer.get_buffer("running_mean"), layer.get_buffer("running_var")
-        batch = moments_of(x, constant=not keep)
-        mixed = Moments(
-            *(torch.lerp(old, new.to(old), weight) for old, new in zip(stored, batch, strict=True))
-        )
-        kept[index] = stored, [value.detach() for value in mixed]
+        old, batch = running_moments(layer), moments_of(x, constant=not keep)
+        mixed = Moments(*(torch.lerp(a, b.to(a), weight) for a, b in zip(old, batch, strict=True)))
+        kept[index] = [value.detach() for value in mixed]
         if keep and x.numel() > x.shape[1]:
             return renormalized(layer, *renormalization(batch, mixed, layer.eps))
         layer.eval()  # one value a channel has no statistics of its own
@@ -127,5 +141,5 @@ def mixed_norm(model: nn.Module, weight: float, *, keep: bool) -> Iterator[None]
 
     with running(layers, mixture, on_batch=keep):
         yield
-    for old, new in kept.values() if keep else ():
-        torch._foreach_copy_(list(old), new)
+    for index, mixed in kept.items() if keep else ():
+        torch._foreach_copy_(list(running_moments(layers[index])), mixed)

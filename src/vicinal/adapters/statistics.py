@@ -30,7 +30,7 @@ from vicinal.adapters.activations import Activations, Use
 from vicinal.adapters.balance import ClassBalance, Weighed, part_of
 from vicinal.adapters.bookkeeping import Uses
 from vicinal.adapters.fused_norm import on_average, renormalizing
-from vicinal.adapters.layers import Lent, batch_norms, normalized_by, renormalized, running
+from vicinal.adapters.layers import Lent, batch_norms, normalized_by, renormalized, running, running_moments
 from vicinal.errors import ConfigError
 from vicinal.fields import check_fields
 from vicinal.functional.normalization import (
@@ -107,8 +107,7 @@ class NormStatistics(nn.Module):
         # Balanced, the source's moments are a part of the average and are carried along as it is.
         owners = ("source", "stream", "home") if self._balance else ("source", "stream")
         for index, layer in enumerate(self._layers):
-            for what, name in (("mean", "running_mean"), ("variance", "running_var")):
-                value = layer.get_buffer(name)
+            for what, value in running_moments(layer)._asdict().items():
                 precise = torch.promote_types(value.dtype, torch.float32)
                 for owner in owners:
                     self.register_buffer(f"{owner}_{what}_{index}", value.to(precise, copy=True))
@@ -325,6 +324,5 @@ class NormStatistics(nn.Module):
 
     def _stored(self, owner: str, index: int) -> Moments:
         if owner == "running":
-            layer = self._layers[index]
-            return Moments(layer.get_buffer("running_mean"), layer.get_buffer("running_var"))
+            return running_moments(self._layers[index])
         return Moments(self.get_buffer(f"{owner}_mean_{index}"), self.get_buffer(f"{owner}_variance_{index}"))

@@ -1,13 +1,13 @@
 """TTT: ERM with a rotation head that learns beside the classifier, on the same features."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vicinal.adapters.layers import batch_norms
+from vicinal.adapters.layers import batch_norms, running
 from vicinal.data.domains import SourceDomain
 from vicinal.data.episodes import Batch, from_all
 from vicinal.functional.peers_consistency import quarter_turns
@@ -17,21 +17,13 @@ from vicinal.training.config import TrainConfig
 from vicinal.training.learner import ALGORITHMS, Learner, Stage, Terms
 
 
-@contextmanager
-def untracked(model: nn.Module) -> Iterator[None]:
+def untracked(model: nn.Module) -> AbstractContextManager[None]:
     """Keep passes from the running statistics.
 
     Departs from the authors' code: what the model is to predict are plain images, and running statistics that
     are half those of turned or recoloured ones do not fit them.
     """
-    layers = [(layer, layer.momentum) for layer in batch_norms(model)]
-    for layer, _ in layers:
-        layer.momentum = 0.0
-    try:
-        yield
-    finally:
-        for layer, momentum in layers:
-            layer.momentum = momentum
+    return running(batch_norms(model), on_batch=True)
 
 
 def make_head(model: Classifier, config: TrainConfig) -> nn.Module:
