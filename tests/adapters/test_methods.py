@@ -1,5 +1,6 @@
 """The registry of methods, their options, and where a live adapter takes its settings from."""
 
+import inspect
 import json
 import warnings
 from dataclasses import replace
@@ -198,6 +199,10 @@ def test_whoever_calls_is_told_of_options_that_play_no_part(chosen: Any) -> None
         vicinal.adapt(chosen, "vnl", lr=0.5, update="marginal", seed=1)
         vicinal.adapt(chosen, "erm", seed=1)
         adapt(chosen, "erm", lr=0.5)  # who calls from inside says so in a way of his own
+
+
+def test_whoever_calls_can_say_what_can_be_said_inside() -> None:
+    assert inspect.signature(vicinal.adapt) == inspect.signature(adapt)
 
 
 def names_of_idle(trained: Any, method: str, options: dict[str, Any]) -> set[str]:
