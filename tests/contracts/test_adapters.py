@@ -212,12 +212,25 @@ def test_autocast_around_a_source_that_stands_in_changes_nothing(batch_norm_case
 
 def test_weights_that_are_not_numbers_give_logits_that_are_none(batch_norm_case: Case) -> None:
     adapter, (first, *rest) = batch_norm_case.adapt(), batch_norm_case.stream(6, 6, 1)
+    for batch in rest:
+        adapter.reset()
+        adapter(first)
+        with torch.no_grad():
+            for value in adapter.parameters():
+                value.fill_(torch.nan)
+        assert adapter(batch).isnan().all()
+
+
+def test_after_predictions_that_are_no_numbers_a_stream_begins_anew(batch_norm_case: Case) -> None:
+    adapter, (first, second) = batch_norm_case.adapt(), batch_norm_case.stream(6, 6)
     adapter(first)
     with torch.no_grad():
         for value in adapter.parameters():
             value.fill_(torch.nan)
-    for batch in rest:
-        assert adapter(batch).isnan().all()
+    assert adapter(first).isnan().all()
+    with pytest.warns(UserWarning, match="not numbers: the adapter went back to its source"):
+        found = adapter(second)
+    assert torch.equal(found, batch_norm_case.adapt()(second))
 
 
 def test_two_steps_go_further_than_one(case: Case) -> None:

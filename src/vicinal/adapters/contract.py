@@ -11,6 +11,7 @@ makes it, so that every stream needs an adapter of its own.
 import copy
 import math
 import threading
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -103,6 +104,8 @@ class Adapter(nn.Module, ABC):
         # Probabilities (S, N, C) of the last batch by each draw of w; None where none were drawn.
         self.draws: Tensor | None = None
         self.steps_taken = 0
+        self.lost: Tensor | None = None  # whether the last predictions were not numbers
+        self.recovered = 0  # how often the source was gone back to for that
         device = next(self.model.parameters()).device
         self.generator = torch.Generator(device=device).manual_seed(settings.seed)
         self.recorder = Recorder((self.generator,))
@@ -132,7 +135,26 @@ class Adapter(nn.Module, ABC):
         What the features are computed in is for `precision` to say: torch.autocast around it has no say.
         """
         with as_it_is(self.model):
-            return self._answered(self.checked(x))
+            x = self.checked(x)
+            self._leave_lost_state()
+            logits = self._answered(x)
+            self.lost = logits.isnan().any()
+            return logits
+
+    def _leave_lost_state(self) -> None:
+        """Go back to the source where the last predictions were not numbers: no batch would mend that.
+
+        Pixels that are finite can be large enough to leave moments or weights that are not. It is looked at
+        with the next batch, whose check waits for the device anyway.
+        """
+        if self.lost is None or not bool(self.lost):
+            return
+        self.start_over()
+        self.recovered += 1
+        warnings.warn(
+            "the last batch left predictions that are not numbers: the adapter went back to its source",
+            stacklevel=4,
+        )
 
     def _answered(self, x: Tensor) -> Tensor:
         """Return logits of a batch that can be taken."""
@@ -181,7 +203,9 @@ class Adapter(nn.Module, ABC):
     def start_over(self) -> None:
         """Go back to the source within a stream; steps stay as short as a guard has made them."""
         lengths = [] if self.optimizer is None else [group["lr"] for group in self.optimizer.param_groups]
+        recovered = self.recovered
         self.reset()
+        self.recovered = recovered
         if self.optimizer is not None:
             for group, lr in zip(self.optimizer.param_groups, lengths, strict=True):
                 group["lr"] = lr
@@ -241,6 +265,7 @@ class Adapter(nn.Module, ABC):
     def reset(self) -> None:
         """Go back to the source model, bit for bit, and forget the stream."""
         self.load_state_dict(self._initial)
+        self.recovered = 0
 
     @property
     def initial_state(self) -> dict[str, Any]:
@@ -295,6 +320,7 @@ class Adapter(nn.Module, ABC):
         device = self.generator.device
         self.memory = {name: value.clone().to(device) for name, value in state.get("memory", {}).items()}
         self.steps_taken = state["steps"]
+        self.lost = None
 
     def _bring_back(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
         """Bring an optimizer to a saved state, in the tensors that recordings write to where that can be."""

@@ -22,10 +22,11 @@ class Opinion(NamedTuple):
 class Reference:
     """The source model beside an adapter. Its weights are those the adapter keeps for `reset`: no copy."""
 
-    def __init__(self, adapter: Adapter, margin: float, shift: float, told: float) -> None:
+    def __init__(self, adapter: Adapter, margin: float, shift: float, told: float, more: float) -> None:
         self.margin = margin  # mean entropies closer than this, in units of log C, count as equal
         self.shift = shift  # of the first layer's statistics, that counts as one
         self.told = told  # information that predictions on mended statistics have at least
+        self.more = more  # or this many times what those on the source's have, and `told / more`
         source, initial = adapter.source.model, adapter.initial_state
         shared: dict[int, object] = {}
         for name, value in source.named_parameters():
@@ -56,18 +57,20 @@ class Reference:
 
         Where the first layer's statistics are far from the source's, the last layer's are not, once those
         before it are mended, and images are told apart, the shift is one that statistics mend: the batch's
-        count. Batches of few classes shift the last layer alone, noise shifts all. Else certainty decides:
-        that of a model which nothing has trained on the target follows its accuracy, that of an adapted one
-        does not.
+        count. In little light they tell little apart, but on the source's nothing is. Batches of few classes
+        shift the last layer alone, noise shifts all. Else certainty decides: that of a model which nothing
+        has trained on the target follows its accuracy, that of an adapted one does not.
         """
         own = own or self.on_source(x)
         if not self.has_statistics or len(x) == 1:
             return own
         logits, shifts = self.norm.observe(self.model, x)
         other = _opinion(logits)
-        lead, told = mean_entropy(own.p) - mean_entropy(other.p), information(other.p)
-        lead, told, first, last = torch.stack([lead, told, *shifts[[0, -1]].to(lead)]).tolist()
-        if first > self.shift and last < first / 2 and told > self.told:
+        lead = mean_entropy(own.p) - mean_entropy(other.p)
+        signs = [lead, information(own.p), information(other.p), *shifts[[0, -1]].to(lead)]
+        lead, before, told, first, last = torch.stack(signs).tolist()
+        tells = told > self.told or told > max(self.more * before, self.told / self.more)
+        if first > self.shift and last < first / 2 and tells:
             return other
         if abs(lead) > self.margin:
             return other if lead > 0 else own

@@ -40,6 +40,7 @@ class GuardConfig:
         0.25  # of the first layer's statistics, in deviations of the source's, that calls for mending
     )
     told: float = 0.2  # information of predictions, 0 to 1, below which they tell nothing apart
+    more: float = 4.0  # times as much as the source tells apart is told apart, even if it is little
     same: float = 1e-4  # probabilities this close to the source's are the source's
     margin: float = 0.05  # mean entropies of the two opinions this close, in units of log C, count as equal
     evidence: int = 16  # images that a judgement needs: smaller batches are judged together

@@ -103,10 +103,14 @@ def score(adapter: Adapter, stream: Stream, outcome: Outcome, labels: Tensor, se
             **setup.protocol,
             "adapter": asdict(settings),
             "images": len(truth),
-            "reset": "before every batch" if settings.episodic else "never",
+            "reset": "before every batch" if settings.episodic else _resets(adapter.recovered),
         },
         versions=made_by(),
     )
+
+
+def _resets(recovered: int) -> str:
+    return f"after {recovered} batches, whose predictions were not numbers" if recovered else "never"
 
 
 def evaluate_online(adapter: Adapter, stream: Stream, labels: Tensor, setup: Setup) -> Record:
