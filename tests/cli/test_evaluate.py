@@ -12,7 +12,7 @@ from vicinal.checkpoint import load, save
 from vicinal.data.load import load_dataset
 from vicinal.evaluation.record import Record, read_records
 from vicinal.report.tables import labels, summarise
-from vicinal.versions import versions
+from vicinal.versions import made_by
 
 CPU = ("--device", "cpu")
 
@@ -30,7 +30,7 @@ def test_records_hold_every_field_and_are_appended(vicinal: Any, model: Path, sh
     assert (erm.statistics, soft.statistics) == ("source", "batch")
     assert (erm.dataset, erm.target, erm.backbone, erm.algorithm) == ("shades", "light", "small", "meta")
     assert (erm.stream, erm.batch_size, erm.seed, len(erm.curve)) == ("online", 6, 0, 4)
-    assert erm.versions == versions()
+    assert erm.versions == made_by()
     assert erm.protocol["training"]["train"]["iterations"] == 6
     assert erm.protocol["provenance"]["targets"] == ["light"]
     assert soft.protocol["adapter"]["lr"] > 0
