@@ -153,7 +153,7 @@ class Guarded(nn.Module):
         stood_in, batches = self.watch.stood_in, self.watch.step
         if stood_in:
             fails = (
-                "; where it is the one that fails, the adapter does better without a guard"
+                "; where it is the one that fails, the adapter may do better without a guard"
                 if 2 * stood_in > batches
                 else ""
             )
